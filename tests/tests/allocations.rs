@@ -145,13 +145,13 @@ fn count(model: &Model, context: usize, batch: usize, kv: KvType) -> usize {
         model.forward(state, &prompt, &mut hidden).expect("a prompt that fits");
     }
     assert!(COUNT.load(Ordering::SeqCst) > 0, "allocations are counted");
-    let mut tokens = vec![1; batch];
+    let (mut tokens, ones) = (vec![1; batch], vec![1; batch]);
     let mut before = 0;
     for step in 0..33 {
         if step == 3 {
             before = COUNT.load(Ordering::SeqCst);
         }
-        model.forward_batch(&mut states, &tokens, &mut hidden).expect("room for all steps");
+        model.forward_batch(&mut states, &tokens, &ones, &mut hidden).expect("room for all steps");
         model.logits(&mut states[0], &hidden, &mut logits).expect("hidden states of this model");
         for (token, logits) in tokens.iter_mut().zip(logits.chunks_exact(400)) {
             *token = sampler.sample(logits, &[]).expect("finite logits");

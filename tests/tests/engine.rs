@@ -405,6 +405,37 @@ fn short_prompts_do_not_wait_for_long_ones_and_equal_ones_keep_their_order() {
 }
 
 #[test]
+fn texts_go_on_in_every_step_while_a_prompt_is_run() {
+    let options = EngineOptions { context: 700, sequences: 3, ..EngineOptions::default() };
+    let mut engine = Engine::new(model(), options.clone()).expect("good options");
+    let (said, written) =
+        (Said::default(), |said: &Said, id| said.borrow().get(&id).map_or(0, |s| s.0.len()));
+    let short = [vec![31; 9], vec![47; 14]];
+    for (id, prompt) in short.iter().enumerate() {
+        engine.add(request(&said, id, prompt, 60)).expect("a good prompt");
+    }
+    while written(&said, 1) == 0 {
+        engine.step();
+    }
+    let long: Vec<u32> = (0..600).map(|i| 30 + i * i % 80).collect();
+    engine.add(request(&said, 2, &long, 3)).expect("a good prompt");
+    let before = [0, 1].map(|id| written(&said, id));
+    let mut steps = 0;
+    while written(&said, 2) == 0 {
+        engine.step();
+        steps += 1;
+        assert_eq!([0, 1].map(|id| written(&said, id)), before.map(|n| n + steps), "step {steps}");
+    }
+    // A step has 128 tokens, two of them those of the others.
+    assert_eq!(steps, 600usize.div_ceil(126));
+    while engine.step() {}
+    for (id, prompt) in short.iter().chain([&long]).enumerate() {
+        let want = alone(model(), &options, prompt, id, if id == 2 { 3 } else { 60 });
+        assert_eq!(said.borrow()[&id].0, want, "sequence {id}");
+    }
+}
+
+#[test]
 fn who_is_not_wanted_leaves_and_what_cannot_be_is_said() {
     let options = EngineOptions { context: CONTEXT, sequences: 2, ..EngineOptions::default() };
     let few = Engine::<Model, Listener>::new(model(), EngineOptions { pages: Some(4), ..options.clone() });

@@ -54,10 +54,11 @@ impl Toolchain {
         Ok(Self { rustc: (!own).then_some(DEBIAN_RUSTC) })
     }
 
-    /// A cargo command for aarch64 whose tests run under `runner`. It has a target folder of its
-    /// own, because its compiler may be another one.
+    /// A cargo command for aarch64 whose tests run under `runner`, and which gives way to whatever
+    /// else runs. It has a target folder of its own, because its compiler may be another one.
     pub(crate) fn cargo(&self, runner: &str) -> Command {
-        let mut command = Command::new("cargo");
+        let mut command = Command::new("nice");
+        command.args(["-n", "19", "cargo"]);
         command.current_dir(root()).env("CARGO_TARGET_DIR", root().join("target/aarch64"));
         command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc");
         command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", runner);

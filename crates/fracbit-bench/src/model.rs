@@ -377,9 +377,10 @@ impl<'a> Runner<'a> {
         states.iter_mut().for_each(|state| state.truncate(options.context));
         let mut tokens = self.first.clone();
         tokens.truncate(batch);
+        let ones = vec![1; batch];
         let start = Instant::now();
         for _ in 0..options.generate {
-            self.model.forward_batch(states, &tokens, &mut self.hidden).expect(FITS);
+            self.model.forward_batch(states, &tokens, &ones, &mut self.hidden).expect(FITS);
             self.model.logits(&mut states[0], &self.hidden, &mut self.logits).expect(FITS);
             for (token, logits) in tokens.iter_mut().zip(self.logits.chunks_exact(vocab)) {
                 *token = self.sampler.sample(logits, &[]).expect("finite logits");

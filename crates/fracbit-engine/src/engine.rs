@@ -16,9 +16,8 @@ use crate::guesses::{Draft, Guesses};
 use crate::prefixes::{Prefixes, common};
 use crate::sequence::{Finish, Output, Request, Sequence};
 
-/// Tokens of a prompt that are run between two steps of sequences that wait for theirs: some tenths
-/// of a second on a laptop.
-const BETWEEN: usize = 128;
+/// Tokens of a step while others wait for theirs: some tenths of a second on a laptop.
+const TOGETHER: usize = 128;
 /// Tokens of a prompt whose logits are held at a time.
 const SCORED: usize = 16;
 
@@ -91,8 +90,9 @@ pub struct Engine<'a, R: Runtime, O> {
 /// What steps work in.
 #[derive(Debug)]
 struct Work<R: Runtime> {
-    /// The tokens of a step.
+    /// The tokens of a step, and how many each sequence has of them.
     run: Vec<u32>,
+    counts: Vec<usize>,
     rows: R::Work,
     logits: Vec<f32>,
 }
@@ -128,7 +128,12 @@ impl<'a, R: Runtime, O: Output> Engine<'a, R, O> {
             read: 0,
             writing: Vec::new(),
             states: Vec::new(),
-            work: Work { run: Vec::new(), rows: model.work(context)?, logits: Vec::new() },
+            work: Work {
+                run: Vec::new(),
+                counts: Vec::new(),
+                rows: model.work(context)?,
+                logits: Vec::new(),
+            },
             serial: 0,
             preempted: 0,
         })
@@ -212,16 +217,15 @@ impl<'a, R: Runtime, O: Output> Engine<'a, R, O> {
         self.writing.len() + self.reading.len()
     }
 
-    /// Runs some tokens of a prompt, and then one token of every sequence that is being decoded.
-    /// `false`: there is no sequence.
+    /// Runs some tokens of a prompt together with one token of every sequence that is being
+    /// decoded. `false`: there is no sequence.
     pub fn step(&mut self) -> bool {
         self.sweep();
         self.admit();
-        self.read();
         if self.writing.len() == 1 && self.reading.is_empty() && self.waiting.is_empty() {
             self.write_alone();
         } else {
-            self.write();
+            self.run_together();
         }
         self.sequences() > 0
     }
@@ -310,94 +314,131 @@ impl<'a, R: Runtime, O: Output> Engine<'a, R, O> {
         true
     }
 
-    /// Runs some tokens of the prompt that is due first; when it is through, picks the first token
-    /// of its text. A prompt is due when as many tokens of prompts have been run since it came as
-    /// it has itself: a short one need not wait for a long one, nobody waits for all that come
-    /// later, and of equal ones the first comes first.
-    fn read(&mut self) {
+    /// The prompt to run next: the one that is due first. A prompt is due when as many tokens of
+    /// prompts have been run since it came as it has itself: a short one need not wait for a long
+    /// one, nobody waits for all that come later, and of equal ones the first comes first.
+    fn take_prompt(&mut self) -> Option<(Sequence<O>, R::State)> {
         let due = self.reading.iter().map(|(s, _)| (s.due, s.serial)).enumerate();
-        let Some((at, _)) = due.min_by_key(|&(_, due)| due) else { return };
-        let (mut sequence, mut state) = self.reading.swap_remove(at);
-        let alone = self.writing.is_empty() && self.reading.is_empty();
-        let most = if alone { state.chunk() } else { BETWEEN.min(state.chunk()) };
-        let held = state.cache().len();
-        let alike = set_precision(self.model, self.options.scheduler.as_ref(), &mut sequence, &mut state).1;
-        let next = &sequence.tokens[held..][..most.min(alike).min(sequence.tokens.len() - held)];
-        self.read += next.len() as u64;
-        let (run, Work { rows, logits, .. }) = (next.len(), &mut self.work);
-        let done = self.model.step(rows, &mut state, next).and_then(|()| {
-            score(self.model, rows, &mut state, &mut sequence, run, logits)?;
-            show(self.model, rows, &state, &mut sequence, run)?;
-            if held + run < sequence.tokens.len() {
-                return Ok(None);
-            }
-            if sequence.left(self.options.context) == 0 {
-                return Ok(Some(Next::Ends(Some(sequence.cut()))));
-            }
-            self.model.logits(rows, &mut state, run - 1..run, logits)?;
-            next_token(&mut sequence, logits, self.options.context).map(Some)
-        });
-        match done {
-            Err(error) => sequence.output.failed(error),
-            Ok(None) => {
-                self.keep(&sequence, &state, POSITIONS);
-                self.reading.push((sequence, state));
-            }
-            Ok(Some(Next::Goes)) => {
-                self.keep(&sequence, &state, POSITIONS);
-                self.writing.push(sequence);
-                self.states.push(state);
-            }
-            Ok(Some(Next::Ends(finish))) => self.end(sequence, &state, finish),
-        }
+        let (at, _) = due.min_by_key(|&(_, due)| due)?;
+        Some(self.reading.swap_remove(at))
     }
 
-    /// One token of every sequence that is being decoded.
-    fn write(&mut self) {
+    /// One step: tokens of the prompt that is due first, and one of every sequence that is being
+    /// decoded. When the prompt is through, its last row gives the first token of its text.
+    fn run_together(&mut self) {
         loop {
             let wanted: usize = self.states.iter().map(|state| state.cache().wanted(1)).sum();
             if self.make_room(wanted) || !self.preempt() {
                 break;
             }
         }
-        if self.writing.is_empty() {
+        let others = !self.reading.is_empty();
+        let mut prompt = self.take_prompt();
+        if prompt.is_none() && self.writing.is_empty() {
             return;
         }
-        let Work { run, rows, logits } = &mut self.work;
+        let Work { run, counts, .. } = &mut self.work;
         run.clear();
-        run.extend(self.writing.iter().map(|s| s.tokens[s.tokens.len() - 1]));
+        counts.clear();
+        let scheduler = self.options.scheduler.as_ref();
+        if let Some((sequence, state)) = &mut prompt {
+            let alone = self.writing.is_empty() && !others;
+            let most = TOGETHER.saturating_sub(self.writing.len()).max(TOGETHER / 2);
+            let most = if alone { state.chunk() } else { most.min(state.chunk()) };
+            let alike = set_precision(self.model, scheduler, sequence, state).1;
+            let next = &sequence.tokens[state.cache().len()..];
+            let next = &next[..most.min(alike).min(next.len())];
+            run.extend(next);
+            counts.push(next.len());
+        }
+        let prompt_rows = run.len();
         for (sequence, state) in self.writing.iter_mut().zip(&mut self.states) {
-            set_precision(self.model, self.options.scheduler.as_ref(), sequence, state);
+            set_precision(self.model, scheduler, sequence, state);
+            run.extend(sequence.tokens.last());
+            counts.push(1);
         }
-        let done = self
-            .model
-            .step_together(rows, &mut self.states, run)
-            .and_then(|()| self.model.logits_together(rows, &mut self.states, logits));
-        if let Err(error) = done {
-            // Memory for a cache, for all one knows: who asks again may find some.
-            let said = error.to_string();
-            self.states.clear();
-            let last = self.writing.pop();
-            self.writing.drain(..).for_each(|sequence| sequence.output.failed(Error::Sequence(said.clone())));
-            if let Some(sequence) = last {
-                sequence.output.failed(error);
-            }
-            return;
-        }
+        self.read += prompt_rows as u64;
+        // The prompt comes first, so that the rows whose logits are wanted are neighbours.
+        let mut prompt = prompt.map(|(sequence, state)| {
+            self.states.insert(0, state);
+            sequence
+        });
+        let done = self.rows_of_step(prompt.as_mut(), prompt_rows);
+        let reader = prompt.map(|sequence| (sequence, self.states.remove(0)));
+        let picks = match done {
+            Ok(picks) => picks,
+            Err(error) => return self.fail_all(reader, error),
+        };
         let vocab = self.model.config().vocab_size;
+        let first = usize::from(picks);
         // From the end, since the last one takes the place of one that leaves.
         for i in (0..self.writing.len()).rev() {
-            let logits = &self.work.logits[i * vocab..(i + 1) * vocab];
+            let logits = &self.work.logits[(first + i) * vocab..][..vocab];
             let next = next_token(&mut self.writing[i], logits, self.options.context);
             if matches!(next, Ok(Next::Goes)) {
                 continue;
             }
             let (sequence, state) = (self.writing.swap_remove(i), self.states.swap_remove(i));
-            match next {
-                Err(error) => sequence.output.failed(error),
-                Ok(Next::Ends(finish)) => self.end(sequence, &state, finish),
-                Ok(Next::Goes) => {}
+            self.leave(sequence, &state, next);
+        }
+        let Some((mut sequence, state)) = reader else { return };
+        if picks {
+            match next_token(&mut sequence, &self.work.logits[..vocab], self.options.context) {
+                Ok(Next::Goes) => {
+                    self.keep(&sequence, &state, POSITIONS);
+                    self.writing.push(sequence);
+                    self.states.push(state);
+                }
+                next => self.leave(sequence, &state, next),
             }
+        } else if state.cache().len() < sequence.tokens.len() {
+            self.keep(&sequence, &state, POSITIONS);
+            self.reading.push((sequence, state));
+        } else {
+            let finish = Some(sequence.cut());
+            self.end(sequence, &state, finish);
+        }
+    }
+
+    /// Runs the tokens of a step, and has the logits that tokens are picked from: of the last row
+    /// of the `prompt`, whose state is then the first, where it is through and its text has room
+    /// (`true`), and of all rows behind it. What the output wants of the prompt it gets.
+    fn rows_of_step(&mut self, prompt: Option<&mut Sequence<O>>, rows: usize) -> Result<bool, Error> {
+        let Work { run, counts, rows: work, logits } = &mut self.work;
+        let (model, states) = (self.model, &mut self.states[..]);
+        model.step(work, states, run, counts)?;
+        let mut picks = false;
+        if let Some(sequence) = prompt {
+            score(model, work, states, sequence, rows, logits)?;
+            show(model, work, &states[0], sequence, rows)?;
+            let through = states[0].cache().len() == sequence.tokens.len();
+            picks = through && sequence.left(self.options.context) > 0;
+        }
+        let wanted = rows - usize::from(picks)..run.len();
+        if !wanted.is_empty() {
+            model.logits(work, states, wanted, logits)?;
+        }
+        Ok(picks)
+    }
+
+    /// A sequence that runs leaves, for what came of its token.
+    fn leave(&mut self, sequence: Sequence<O>, state: &R::State, next: Result<Next, Error>) {
+        match next {
+            Err(error) => sequence.output.failed(error),
+            Ok(Next::Ends(finish)) => self.end(sequence, state, finish),
+            Ok(Next::Goes) => {}
+        }
+    }
+
+    /// A step went wrong for all that were in it: memory for a cache, for all one knows. Who asks
+    /// again may find some.
+    fn fail_all(&mut self, reader: Option<(Sequence<O>, R::State)>, error: Error) {
+        let said = error.to_string();
+        self.states.clear();
+        let last = reader.map(|(sequence, _)| sequence).or_else(|| self.writing.pop());
+        self.writing.drain(..).for_each(|sequence| sequence.output.failed(Error::Sequence(said.clone())));
+        if let Some(sequence) = last {
+            sequence.output.failed(error);
         }
     }
 
@@ -444,9 +485,10 @@ impl<'a, R: Runtime, O: Output> Engine<'a, R, O> {
         let Work { rows: work, logits, .. } = &mut self.work;
         let Sequence { guesses, tokens, sampler, .. } = &mut sequence;
         let run = guesses.make((self.model, &mut *work, &mut state), sampler, tokens, most);
-        let ran = run.and_then(|run| self.model.step(work, &mut state, run).map(|()| run.len()));
+        let states = std::slice::from_mut(&mut state);
+        let ran = run.and_then(|run| self.model.step(work, states, run, &[run.len()]).map(|()| run.len()));
         let done = ran.and_then(|ran| {
-            self.model.logits(work, &mut state, 0..ran, logits)?;
+            self.model.logits(work, std::slice::from_mut(&mut state), 0..ran, logits)?;
             sequence.guesses.ran();
             sequence.tried += ran - 1;
             let mut rows = 0;
@@ -525,24 +567,24 @@ fn next_token<O: Output>(sequence: &mut Sequence<O>, logits: &[f32], context: us
     })
 }
 
-/// Tells the output the logits of those tokens of the prompt that follow the `run` rows of the last
-/// step.
+/// Tells the output the logits of those tokens of the prompt that follow the first `run` rows of the
+/// last step, those of the first state.
 fn score<R: Runtime, O: Output>(
     model: &R,
     work: &mut R::Work,
-    state: &mut R::State,
+    states: &mut [R::State],
     sequence: &mut Sequence<O>,
     run: usize,
     logits: &mut Vec<f32>,
 ) -> Result<(), Error> {
-    let (vocab, first) = (model.config().vocab_size, state.cache().len() - run);
+    let (vocab, first) = (model.config().vocab_size, states[0].cache().len() - run);
     for start in (0..run).step_by(SCORED) {
         let rows = start..run.min(start + SCORED);
         let (at, end) = (first + rows.start, first + rows.end);
         if at.max(sequence.scored) + 1 >= sequence.prompt || end <= sequence.scored {
             continue;
         }
-        model.logits(work, state, rows, logits)?;
+        model.logits(work, states, rows, logits)?;
         for (row, logits) in (at..).zip(logits.chunks(vocab)) {
             if row == sequence.scored && row + 1 < sequence.prompt {
                 sequence.output.scored(sequence.tokens[row + 1], logits);
@@ -553,8 +595,8 @@ fn score<R: Runtime, O: Output>(
     Ok(())
 }
 
-/// Tells the output the hidden states of those tokens of the prompt that are among the `run` rows
-/// of the last step.
+/// Tells the output the hidden states of those tokens of the prompt that are among the first `run`
+/// rows of the last step.
 fn show<R: Runtime, O: Output>(
     model: &R,
     work: &mut R::Work,

@@ -151,8 +151,9 @@ impl SelfDrafter {
                 return Ok(());
             }
             let start = Instant::now();
-            model.step(work, state, &text[text.len() - 1..])?;
-            model.logits(work, state, 0..1, &mut self.logits)?;
+            let states = std::slice::from_mut(&mut *state);
+            model.step(work, states, &text[text.len() - 1..], &[1])?;
+            model.logits(work, states, 0..1, &mut self.logits)?;
             let token = self.sampler.sample(&self.logits, text)?;
             self.pace.drafted(start.elapsed());
             run.push(token);

@@ -64,7 +64,6 @@ pub struct DeviceWork<'d, D: Device> {
     pub(crate) tables: PageTables<'d, D>,
     pub(crate) logits: Buffer<'d, D>, // (MAX_ROWS, vocabulary)
     pub(crate) x: Buffer<'d, D>,      // (rows, hidden)
-    pub(crate) kept: Buffer<'d, D>,   // (rows, hidden): of steps that take several passes
     n: Buffer<'d, D>,                 // (rows, widest input)
     turned: Buffer<'d, D>,            // (rows, widest input)
     wide: Buffer<'d, D>,              // (rows, q + k + v or gate + up)
@@ -109,7 +108,6 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             tables: PageTables::new(device, SEQUENCES, capacity)?,
             logits: Buffer::zeroed(device, 4 * MAX_ROWS * config.vocab_size, "logits")?,
             x: rows(config.hidden_size)?,
-            kept: rows(config.hidden_size)?,
             n: rows(widest)?,
             turned: rows(widest)?,
             wide: rows(shape.row().max(2 * config.intermediate_size))?,

@@ -6,10 +6,10 @@ use crate::{
     graph::{DeviceWork, MAX_ROWS},
     model::DeviceModel,
 };
-use fracbit_base::Rate;
+use fracbit_base::{Rate, ShapeError};
 use fracbit_io::ModelConfig;
 use fracbit_kernels_cuda::{
-    Device,
+    Buffer, Device,
     ops::{Cache, Rows, Step},
 };
 use fracbit_model::{Error as ModelError, KvType, PagePool, Precision, Runtime, StateOptions};
@@ -23,10 +23,22 @@ pub struct EngineWork<'d, D: Device> {
     /// For 1, 2 and so on sequences over pages of one pool.
     recorded: Vec<Option<D::Graph>>,
     pool: Option<PagePool<DeviceMemory<'d, D>>>,
-    /// Whether the rows of the last step lie in `kept`.
-    kept: bool,
-    /// Logits of [`step_together`](Runtime::step_together).
+    /// Rows of steps that take several passes, (rows, hidden), and how many it has room for.
+    kept: Option<(Buffer<'d, D>, usize)>,
+    last: Last,
+    /// Logits of a step of one token a sequence.
     logits: Vec<f32>,
+}
+
+/// Where the rows of the last step are.
+#[derive(Clone, Copy, Debug)]
+enum Last {
+    /// One token of each sequence: their logits are on the host.
+    Logits,
+    /// One pass: where passes work.
+    Pass,
+    /// Kept.
+    Kept,
 }
 
 impl<'d, D: Device> DeviceModel<'d, D> {
@@ -67,9 +79,11 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         Ok(())
     }
 
-    fn admit(&self, state: &mut DeviceSequence<'d, D>, tokens: &[u32]) -> Result<(), ModelError> {
-        self.check(state.list.len(), state.list.capacity(), tokens)?;
-        state.list.reserve(tokens.len())
+    /// Keeps the first `count` rows of the last pass as rows `first..` of the step.
+    fn keep(&self, work: &EngineWork<'d, D>, first: usize, count: usize) -> Result<(), Error> {
+        let Some((kept, _)) = &work.kept else { return Ok(()) };
+        let width = 4 * self.config.hidden_size;
+        Ok(self.device.copy(work.work.x.at(), kept.at() + (first * width) as u64, count * width)?)
     }
 }
 
@@ -100,7 +114,8 @@ impl<'d, D: Device> Runtime for DeviceModel<'d, D> {
 
     fn work(&self, context: usize) -> Result<EngineWork<'d, D>, ModelError> {
         let work = self.work_for(context).map_err(Error::from)?;
-        Ok(EngineWork { work, recorded: Vec::new(), pool: None, kept: false, logits: Vec::new() })
+        let logits = Vec::new();
+        Ok(EngineWork { work, recorded: Vec::new(), pool: None, kept: None, last: Last::Logits, logits })
     }
 
     fn sequence(
@@ -112,50 +127,68 @@ impl<'d, D: Device> Runtime for DeviceModel<'d, D> {
         DeviceSequence::new(pool.clone(), capacity, Self::together(capacity))
     }
 
+    /// Sequences with one token, neighbours of one another, go together; those with several go one
+    /// by one.
     fn step(
-        &self,
-        work: &mut EngineWork<'d, D>,
-        state: &mut DeviceSequence<'d, D>,
-        tokens: &[u32],
-    ) -> Result<(), ModelError> {
-        self.admit(state, tokens)?;
-        work.kept = false;
-        if tokens.len() == 1 {
-            return Ok(self.decode(work, std::slice::from_mut(state), tokens)?);
-        }
-        let s = &work.work;
-        s.tables.write(&[&state.table()]).map_err(Error::from)?;
-        let mut done = 0;
-        while done < tokens.len() {
-            let next = &tokens[done..][..s.pass(tokens.len() - done)];
-            self.pass(s, state, next)?;
-            // Passes write their rows over those of the pass before.
-            work.kept = next.len() < tokens.len();
-            if work.kept {
-                let width = 4 * self.config.hidden_size;
-                let to = s.kept.at() + (done * width) as u64;
-                self.device.copy(s.x.at(), to, next.len() * width).map_err(Error::from)?;
-            }
-            done += next.len();
-        }
-        Ok(())
-    }
-
-    fn step_together(
         &self,
         work: &mut EngineWork<'d, D>,
         states: &mut [DeviceSequence<'d, D>],
         tokens: &[u32],
+        counts: &[usize],
     ) -> Result<(), ModelError> {
-        for (state, token) in states.iter_mut().zip(tokens) {
-            self.admit(state, std::slice::from_ref(token))?;
+        const WHERE: &str = "a step on a device";
+        ShapeError::check_len(WHERE, "counts", states.len(), counts.len())?;
+        ShapeError::check_len(WHERE, "tokens", counts.iter().sum(), tokens.len())?;
+        if counts.contains(&0) {
+            return Err(ShapeError::new(WHERE, "count", "at least one", 0).into());
         }
-        work.kept = false;
+        let mut rest = tokens;
+        for (state, &count) in states.iter_mut().zip(counts) {
+            let (these, others) = rest.split_at(count);
+            self.check(state.list.len(), state.list.capacity(), these)?;
+            state.list.reserve(count)?;
+            rest = others;
+        }
         work.logits.clear();
-        for (states, tokens) in states.chunks_mut(MAX_ROWS).zip(tokens.chunks(MAX_ROWS)) {
-            self.decode(work, states, tokens)?;
-            let count = states.len() * self.config.vocab_size;
-            work.logits.extend(work.work.logits.read::<f32>(count).map_err(Error::from)?);
+        if counts.iter().all(|&count| count == 1) {
+            work.last = Last::Logits;
+            for (states, tokens) in states.chunks_mut(MAX_ROWS).zip(tokens.chunks(MAX_ROWS)) {
+                self.decode(work, states, tokens)?;
+                let count = states.len() * self.config.vocab_size;
+                work.logits.extend(work.work.logits.read::<f32>(count).map_err(Error::from)?);
+            }
+            return Ok(());
+        }
+        work.last = Last::Pass;
+        if states.len() > 1 || work.work.pass(tokens.len()) < tokens.len() {
+            work.last = Last::Kept;
+            if work.kept.as_ref().is_none_or(|&(_, room)| room < tokens.len()) {
+                let bytes = 4 * tokens.len() * self.config.hidden_size;
+                work.kept = None;
+                let room = Buffer::room(self.device, bytes, "rows of a step").map_err(Error::from)?;
+                work.kept = Some((room, tokens.len()));
+            }
+        }
+        let (mut at, mut first) = (0, 0);
+        while at < states.len() {
+            let ones = counts[at..].iter().take_while(|&&count| count == 1).count().min(MAX_ROWS);
+            if ones > 0 {
+                self.decode(work, &mut states[at..at + ones], &tokens[first..first + ones])?;
+                self.keep(work, first, ones)?;
+                (at, first) = (at + ones, first + ones);
+                continue;
+            }
+            let (state, end) = (&mut states[at], first + counts[at]);
+            work.work.tables.write(&[&state.table()]).map_err(Error::from)?;
+            while first < end {
+                let next = &tokens[first..end][..work.work.pass(end - first)];
+                self.pass(&work.work, state, next)?;
+                if matches!(work.last, Last::Kept) {
+                    self.keep(work, first, next.len())?;
+                }
+                first += next.len();
+            }
+            at += 1;
         }
         Ok(())
     }
@@ -163,28 +196,26 @@ impl<'d, D: Device> Runtime for DeviceModel<'d, D> {
     fn logits(
         &self,
         work: &mut EngineWork<'d, D>,
-        _: &mut DeviceSequence<'d, D>,
+        _: &mut [DeviceSequence<'d, D>],
         rows: Range<usize>,
         out: &mut Vec<f32>,
     ) -> Result<(), ModelError> {
-        let s = &work.work;
-        let x = if work.kept { &s.kept } else { &s.x };
+        let vocab = self.config.vocab_size;
         out.clear();
+        let x = match (work.last, &work.kept) {
+            (Last::Logits, _) => {
+                out.extend_from_slice(&work.logits[rows.start * vocab..rows.end * vocab]);
+                return Ok(());
+            }
+            (Last::Kept, Some((kept, _))) => kept,
+            _ => &work.work.x,
+        };
+        let s = &work.work;
         for first in rows.clone().step_by(MAX_ROWS) {
             let count = MAX_ROWS.min(rows.end - first);
             self.head(s, x, first, count).map_err(Error::from)?;
-            out.extend(s.logits.read::<f32>(count * self.config.vocab_size).map_err(Error::from)?);
+            out.extend(s.logits.read::<f32>(count * vocab).map_err(Error::from)?);
         }
-        Ok(())
-    }
-
-    fn logits_together(
-        &self,
-        work: &mut EngineWork<'d, D>,
-        _: &mut [DeviceSequence<'d, D>],
-        out: &mut Vec<f32>,
-    ) -> Result<(), ModelError> {
-        std::mem::swap(out, &mut work.logits);
         Ok(())
     }
 

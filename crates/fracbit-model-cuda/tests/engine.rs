@@ -13,7 +13,7 @@ use fracbit_model::{Error, KvType, Model, RotationMode, Runtime, SampleConfig, S
 use fracbit_model_cuda::Decoder;
 use std::{cell::RefCell, collections::BTreeMap, ops::ControlFlow, rc::Rc};
 
-const CONTEXT: usize = 160;
+const CONTEXT: usize = 128;
 
 type Said = Rc<RefCell<BTreeMap<usize, (Vec<u32>, Option<Done>)>>>;
 

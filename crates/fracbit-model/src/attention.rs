@@ -85,7 +85,7 @@ type EachRow<'a> = dyn Fn(&mut dyn FnMut(Row)) + 'a;
 /// What all tasks share.
 #[derive(Clone, Copy)]
 pub(crate) struct Attention<'a> {
-    /// The sequences; each has as many rows as the others, and holds the positions before them.
+    /// The sequences with their rows; each holds the positions before these.
     pub(crate) states: &'a [State],
     pub(crate) layer: usize,
     /// Query heads per key/value head.
@@ -129,7 +129,7 @@ impl<'a> Attention<'a> {
         let d = self.dim();
         let per_head = rows * self.group * d;
         let chunks = |row: usize| {
-            let (_, sees) = self.row(rows, row);
+            let (_, sees) = self.row(row);
             sees.start / CHUNK..sees.end.div_ceil(CHUNK)
         };
         let most = if rows > FEW { 1 } else { (0..rows).map(|row| chunks(row).len()).max().unwrap_or(1) };
@@ -147,7 +147,7 @@ impl<'a> Attention<'a> {
         team.chunks(work, len, |task, records| {
             let (pair, nth) = (task / most, task % most);
             let (kv_head, row) = (pair / rows, pair % rows);
-            let (state, sees) = self.row(rows, row);
+            let (state, sees) = self.row(row);
             let Some(part) = chunks(row).nth(nth).map(|chunk| part(chunk, &sees)) else { return };
             let queries = &queries[pair * self.group * d..][..self.group * d];
             let (stats, values) = records.split_at_mut(2 * self.group);
@@ -192,10 +192,9 @@ impl<'a> Attention<'a> {
     }
 
     /// The state of a row and the positions that it sees.
-    fn row(self, rows: usize, row: usize) -> (&'a State, Range<usize>) {
-        let each = rows / self.states.len();
-        let state = &self.states[row / each];
-        let end = state.len() + row % each + 1;
+    fn row(self, row: usize) -> (&'a State, Range<usize>) {
+        let (state, position) = State::of_row(self.states, row);
+        let end = position + 1;
         (state, self.window.map_or(0, |w| end.saturating_sub(w))..end)
     }
 
@@ -203,14 +202,13 @@ impl<'a> Attention<'a> {
     fn task(self, rows: usize, kv_head: usize, at: usize, queries: &[f32], out: &mut [f32]) {
         let d = self.dim();
         let row_of = |i: usize| (at + i) / self.group;
-        let each = rows / self.states.len();
         let number = kv_head * rows * self.group + at;
         let mut first = 0;
         while first * d < out.len() {
             // Queries of one sequence.
-            let end = ((row_of(first) / each + 1) * each * self.group - at).min(out.len() / d);
-            let (state, sees) = self.row(rows, row_of(first));
-            let sees = sees.start..self.row(rows, row_of(end - 1)).1.end;
+            let (state, sees) = self.row(row_of(first));
+            let end = (state.rows().end * self.group - at).min(out.len() / d);
+            let sees = sees.start..self.row(row_of(end - 1)).1.end;
             let mut totals = [[f32::NEG_INFINITY, 0.0]; QUERIES];
             WORK.with_borrow_mut(|work| {
                 for chunk in sees.start / CHUNK..sees.end.div_ceil(CHUNK) {
@@ -218,7 +216,7 @@ impl<'a> Attention<'a> {
                         let mut i = first;
                         while i < end {
                             let of_row = i..end.min((row_of(i) + 1) * self.group - at);
-                            let sees = self.row(rows, row_of(i)).1;
+                            let sees = self.row(row_of(i)).1;
                             let part = part(chunk, &sees);
                             i = of_row.end;
                             if !part.is_empty() {
@@ -389,7 +387,8 @@ mod tests {
         state.reserve(len + more).unwrap();
         let all = (len + more) * kv_heads * d;
         state.write(0, (&Vectors::scalar(), &Team::alone()), &noise(all, 1), &noise(all, 2));
-        state.advance(len);
+        state.list_mut().advance(len);
+        State::deal_rows(std::slice::from_mut(&mut state), &[more]);
         state
     }
 
@@ -612,15 +611,24 @@ mod tests {
                     assert_eq!(one, pick(&whole, row), "row {row}, window {window:?}, {threads}");
                 }
             }
-            // Two sequences side by side, of different lengths.
-            let states = [2, 40].map(|row| state(first + row, rows - row));
-            let join = |all: &[f32]| -> Vec<f32> {
-                let (a, b) = (pick(all, 2), pick(all, 40));
-                let parts = a.chunks(group * d).zip(b.chunks(group * d));
-                parts.flat_map(|(a, b)| [a, b].concat()).collect()
-            };
-            for threads in [false, true] {
-                assert_eq!(with(&states, 2, &join(&queries), threads), join(&whole), "{threads}");
+            // Several sequences side by side, of different lengths, few rows and many.
+            let sides: [&[(usize, usize)]; 3] =
+                [&[(2, 1), (40, 1)], &[(0, 3), (2, 1), (40, 2)], &[(2, 1), (7, 33), (40, 1), (40, 30)]];
+            for side in sides {
+                let mut states: Vec<State> =
+                    side.iter().map(|&(row, _)| state(first + row, rows - row)).collect();
+                let counts: Vec<usize> = side.iter().map(|&(_, count)| count).collect();
+                State::deal_rows(&mut states, &counts);
+                let join = |all: &[f32]| -> Vec<f32> {
+                    let of = |head: usize, (row, count): (usize, usize)| {
+                        all[head * per_head + row * group * d..][..count * group * d].to_vec()
+                    };
+                    (0..kv_heads).flat_map(|head| side.iter().flat_map(move |&at| of(head, at))).collect()
+                };
+                for threads in [false, true] {
+                    let together = with(&states, counts.iter().sum(), &join(&queries), threads);
+                    assert_eq!(together, join(&whole), "{side:?}, {threads}");
+                }
             }
         }
     }

@@ -40,9 +40,9 @@ impl Pass<'_> {
         if states.iter().all(|state| state.turn.is_none()) {
             return;
         }
-        let (model, each) = (self.model, self.rows / states.len());
+        let model = self.model;
         self.each_row(x, |row, x| {
-            if let Some(rotation) = &states[row / each].turn {
+            if let Some(rotation) = &State::of_row(states, row).0.turn {
                 match rotation.scratch_len() {
                     0 => sites::apply_rows(rotation, &model.vectors, x, &mut []),
                     len => sites::apply_rows(rotation, &model.vectors, x, &mut [0.0; TURN_SCRATCH][..len]),
@@ -57,14 +57,12 @@ impl Pass<'_> {
     pub(crate) fn group_queries(self, states: &[State], q: &[f32], grouped: &mut [f32]) {
         let (config, rows) = (&self.model.config, self.rows);
         let kv_heads = config.num_key_value_heads;
-        let each = rows / states.len();
-        let position = |row: usize| states[row / each].len() + row % each;
         let part = q.len() / rows / kv_heads;
         let team = if rows < PARALLEL_ROWS { &Team::alone() } else { self.team };
         team.chunks(grouped, rows * part, |head, grouped| {
             for (row, out) in grouped.chunks_exact_mut(part).enumerate() {
                 let from = &q[(row * kv_heads + head) * part..][..part];
-                let scale = query_scale(config, position(row));
+                let scale = query_scale(config, State::of_row(states, row).1);
                 out.iter_mut().zip(from).for_each(|(o, q)| *o = q * scale);
             }
         });
@@ -73,10 +71,9 @@ impl Pass<'_> {
     /// Takes from keys that are not turned yet, (rows, kv_dim), the biases that `bias` keeps apart,
     /// where a state's cache has few bits.
     pub(crate) fn without_bias(self, states: &[State], bias: &KeyBias, keys: &mut [f32]) {
-        let each = self.rows / states.len();
         self.each_row(keys, |row, keys| {
-            let state = &states[row / each];
-            if bias.concerns(state.layout().kind) && state.len() + row % each >= bias.first() {
+            let (state, position) = State::of_row(states, row);
+            if bias.concerns(state.layout().kind) && position >= bias.first() {
                 self.model.vectors.add(&bias.shift, keys);
             }
         });
@@ -87,13 +84,12 @@ impl Pass<'_> {
     pub(crate) fn bias_factors(self, states: &[State], bias: &KeyBias, q: &[f32], factors: &mut [f32]) {
         let (config, rows, d) = (&self.model.config, self.rows, self.model.config.head_dim);
         let kv_heads = config.num_key_value_heads;
-        let each = rows / states.len();
         let part = q.len() / rows / kv_heads;
         let (of_head, of_row) = (factors.len() / kv_heads, factors.len() / kv_heads / rows);
         let team = if rows < PARALLEL_ROWS { &Team::alone() } else { self.team };
         team.chunks(factors, of_head, |head, factors| {
             for (row, out) in factors.chunks_exact_mut(of_row).enumerate() {
-                let scale = query_scale(config, states[row / each].len() + row % each);
+                let scale = query_scale(config, State::of_row(states, row).1);
                 let queries = q[(row * kv_heads + head) * part..][..part].chunks_exact(d);
                 for (query, out) in queries.zip(out.chunks_exact_mut(2 * bias.most)) {
                     bias.factors(head, query, scale, out);

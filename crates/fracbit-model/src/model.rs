@@ -245,41 +245,57 @@ impl Model {
         with_team(|team| {
             let states = std::slice::from_mut(state);
             let mut parts = tokens.chunks(chunk).zip(hidden.chunks_mut(chunk * width));
-            parts.try_for_each(|(tokens, hidden)| self.forward_rows(team, states, tokens, hidden))
+            parts.try_for_each(|(tokens, hidden)| {
+                self.forward_rows(team, states, tokens, &[tokens.len()], hidden)
+            })
         })
     }
 
-    /// Runs one token of each of several sequences together, so that every matrix is read once for
-    /// all of them; otherwise as [`Model::forward`], with the same bits. `hidden` gets (sequences,
-    /// hidden), which [`Model::logits`] takes with any of the states that have its precision.
+    /// Runs tokens of several sequences together, of each as many as `counts` says and at least
+    /// one, so that every matrix is read once for all of them: prompts beside texts that are being
+    /// written. Otherwise as [`Model::forward`], with the same bits. `tokens` and `hidden`,
+    /// (tokens, hidden), have those of one sequence after those of the other;
+    /// [`Model::logits_batch`] takes the latter. All tokens go through a block at once, whatever
+    /// [`State::chunk`] says: the work space grows with their number.
     ///
     /// # Errors
-    /// As for [`Model::forward`]; [`Error::Shape`] when there is not one token for each state, or
-    /// none.
+    /// As for [`Model::forward`]; [`Error::Shape`] when `counts` are not those of the states and
+    /// tokens, one of them is zero, or there is none.
     pub fn forward_batch(
         &self,
         states: &mut [State],
         tokens: &[u32],
+        counts: &[usize],
         hidden: &mut Vec<f32>,
     ) -> Result<(), Error> {
+        const WHERE: &str = "forward_batch";
         if states.is_empty() {
-            return Err(ShapeError::new("forward_batch", "states", "at least one", 0).into());
+            return Err(ShapeError::new(WHERE, "states", "at least one", 0).into());
         }
-        ShapeError::check_len("forward_batch", "tokens", states.len(), tokens.len())?;
-        for (state, token) in states.iter_mut().zip(tokens) {
-            self.check(state, std::slice::from_ref(token))?;
+        ShapeError::check_len(WHERE, "counts", states.len(), counts.len())?;
+        if counts.contains(&0) {
+            return Err(ShapeError::new(WHERE, "count", "at least one", 0).into());
         }
-        states.iter_mut().try_for_each(|state| state.reserve(1))?;
-        hidden.resize(tokens.len() * self.config.hidden_size, 0.0);
+        ShapeError::check_len(WHERE, "tokens", counts.iter().sum(), tokens.len())?;
+        let mut rest = tokens;
+        for (state, &count) in states.iter().zip(counts) {
+            let (these, others) = rest.split_at(count);
+            self.check(state, these)?;
+            rest = others;
+        }
+        states.iter_mut().zip(counts).try_for_each(|(state, &count)| state.reserve(count))?;
         let width = self.config.hidden_size;
+        hidden.resize(tokens.len() * width, 0.0);
         with_team(|team| {
-            let (mut tokens, mut hidden) = (tokens, &mut hidden[..]);
+            let (mut tokens, mut counts, mut hidden) = (tokens, counts, &mut hidden[..]);
             // Neighbours of one precision go together.
-            for states in states.chunk_by_mut(|a, b| a.precision() == b.precision()) {
-                let (these, others) = tokens.split_at(states.len());
-                let (out, behind) = hidden.split_at_mut(states.len() * width);
-                self.forward_rows(team, states, these, out)?;
-                (tokens, hidden) = (others, behind);
+            for states in states.chunk_by_mut(alike) {
+                let (of_these, of_others) = counts.split_at(states.len());
+                let rows = of_these.iter().sum();
+                let (these, others) = tokens.split_at(rows);
+                let (out, behind) = hidden.split_at_mut(rows * width);
+                self.forward_rows(team, states, these, of_these, out)?;
+                (tokens, counts, hidden) = (others, of_others, behind);
             }
             Ok(())
         })
@@ -310,7 +326,7 @@ impl Model {
         with_team(|team| {
             let states = std::slice::from_mut(state);
             tokens.chunks(chunk).zip(x.chunks_mut(chunk * width)).try_for_each(|(tokens, x)| {
-                self.pass(team, states, tokens.len(), |pass, _, s| {
+                self.pass(team, states, &[tokens.len()], |pass, _, s| {
                     pass.embed(tokens, s);
                     x.copy_from_slice(&s.x[..x.len()]);
                     Ok(())
@@ -377,7 +393,7 @@ impl Model {
         with_team(|team| {
             let states = std::slice::from_mut(state);
             x.chunks_mut(chunk).try_for_each(|x| {
-                self.pass(team, states, x.len() / width, |pass, states, s| {
+                self.pass(team, states, &[x.len() / width], |pass, states, s| {
                     s.x[..x.len()].copy_from_slice(x);
                     pass.blocks(states, s, blocks.clone(), until)?;
                     x.copy_from_slice(&s.x[..x.len()]);
@@ -387,16 +403,16 @@ impl Model {
         })
     }
 
-    /// As many rows of each state, one state after the other, through all blocks and the final
-    /// norm.
+    /// Some rows of each state, one state after the other, through all blocks and the final norm.
     fn forward_rows(
         &self,
         team: &Team<'_>,
         states: &mut [State],
         tokens: &[u32],
+        counts: &[usize],
         hidden: &mut [f32],
     ) -> Result<(), Error> {
-        self.pass(team, states, tokens.len(), |pass, states, s| {
+        self.pass(team, states, counts, |pass, states, s| {
             pass.embed(tokens, s);
             pass.blocks(states, s, 0..self.layers.len(), None)?;
             pass.final_norm(&s.x, hidden);
@@ -404,14 +420,16 @@ impl Model {
         })
     }
 
-    /// Runs `f` in the first state's scratch, with room for `rows` rows.
+    /// Runs `f` in the first state's scratch, with room for so many rows of each state.
     fn pass(
         &self,
         team: &Team<'_>,
         states: &mut [State],
-        rows: usize,
+        counts: &[usize],
         f: impl FnOnce(Pass<'_>, &mut [State], &mut Scratch) -> Result<(), Error>,
     ) -> Result<(), Error> {
+        let rows = counts.iter().sum();
+        State::deal_rows(states, counts);
         let mut scratch = std::mem::take(&mut states[0].scratch);
         scratch.linear.precision = states[0].precision();
         let room = states.iter().map(State::room).max().unwrap_or(0);
@@ -422,30 +440,41 @@ impl Model {
         done
     }
 
-    /// Logits of [`Model::forward_batch`]'s result: fills `out` with (sequences, vocabulary), each
-    /// row with the precision of its state.
+    /// Logits of some rows of [`Model::forward_batch`]'s result, `hidden`: fills `out` with (rows,
+    /// vocabulary), each row with the precision of its state. The states are those of that step, in
+    /// its order.
     ///
     /// # Errors
-    /// As for [`Model::logits`]; [`Error::Shape`] when there is not one row for each state.
+    /// As for [`Model::logits`]; [`Error::Shape`] when `hidden` is not so many rows, or the step
+    /// had fewer.
     pub fn logits_batch(
         &self,
         states: &mut [State],
+        rows: Range<usize>,
         hidden: &[f32],
         out: &mut Vec<f32>,
     ) -> Result<(), Error> {
         let width = self.config.hidden_size;
-        ShapeError::check_len("logits_batch", "hidden", states.len() * width, hidden.len())?;
-        let alike = |pair: &[State]| pair[0].precision() == pair[1].precision();
-        if !states.is_empty() && states.windows(2).all(alike) {
-            return self.logits(&mut states[0], hidden, out);
+        ShapeError::check_len("logits_batch", "hidden", rows.len() * width, hidden.len())?;
+        let all = states.iter().map(|state| state.rows().len()).sum();
+        if rows.end > all {
+            let rule = format_args!("at most {all}");
+            return Err(ShapeError::new("logits_batch", "last row", rule, rows.end).into());
         }
         out.clear();
-        let (mut rows, mut part) = (hidden, Vec::new());
-        for states in states.chunk_by_mut(|a, b| a.precision() == b.precision()) {
-            let (these, others) = rows.split_at(states.len() * width);
-            self.logits(&mut states[0], these, &mut part)?;
-            out.extend_from_slice(&part);
-            rows = others;
+        let (mut first, mut part) = (0, Vec::new());
+        for states in states.chunk_by_mut(alike) {
+            let end = first + states.iter().map(|state| state.rows().len()).sum::<usize>();
+            let these = rows.start.max(first)..rows.end.min(end);
+            first = end;
+            if these == rows {
+                return self.logits(&mut states[0], hidden, out);
+            }
+            if !these.is_empty() {
+                let hidden = &hidden[(these.start - rows.start) * width..(these.end - rows.start) * width];
+                self.logits(&mut states[0], hidden, &mut part)?;
+                out.extend_from_slice(&part);
+            }
         }
         Ok(())
     }
@@ -493,12 +522,17 @@ impl Model {
     }
 }
 
+/// Whether rows of two states may go through the matrices together.
+fn alike(a: &State, b: &State) -> bool {
+    a.precision() == b.precision()
+}
+
 /// Rows below which loops over rows stay on the calling thread.
 pub(crate) const PARALLEL_ROWS: usize = 4;
 /// Numbers of a task of an elementwise operation: microseconds of work.
 pub(crate) const TASK: usize = 4096;
 
-/// One forward pass: some rows, the same number of each state.
+/// One forward pass: some rows, one state's behind those of the other.
 #[derive(Clone, Copy)]
 pub(crate) struct Pass<'a> {
     pub(crate) model: &'a Model,
@@ -530,21 +564,21 @@ impl<'a> Pass<'a> {
         until: Option<BlockInput>,
     ) -> Result<(), Error> {
         let Self { model, rows, .. } = self;
-        let (half, each) = (model.config.head_dim / 2, rows / states.len());
+        let half = model.config.head_dim / 2;
         for (rope, Turns { cos, sin }) in
             [Some(&model.rope), model.local_rope.as_ref()].into_iter().flatten().zip(&mut s.turns)
         {
             let angles = cos.chunks_exact_mut(half).zip(sin.chunks_exact_mut(half));
             for (row, (cos, sin)) in angles.take(rows).enumerate() {
-                let state = &states[row / each];
-                rope.fill(state.len() + row % each, state.capacity(), cos, sin);
+                let (state, position) = State::of_row(states, row);
+                rope.fill(position, state.capacity(), cos, sin);
             }
         }
         if let Some(biases) = self.key_biases(states) {
             for state in &mut *states {
                 // Another model may have made the state.
                 state.want_angles(biases);
-                let (positions, capacity) = (state.len() + each, state.capacity());
+                let (positions, capacity) = (state.len() + state.rows().len(), state.capacity());
                 let ropes = [Some(&model.rope), model.local_rope.as_ref()].into_iter().flatten();
                 for ((rope, angles), _) in
                     ropes.zip(&mut state.angles).zip(biases.tables).filter(|(_, wanted)| *wanted)
@@ -565,7 +599,7 @@ impl<'a> Pass<'a> {
                 break;
             }
         }
-        states.iter_mut().for_each(|state| state.advance(each));
+        states.iter_mut().for_each(State::advance);
         Ok(())
     }
 
@@ -624,10 +658,10 @@ impl<'a> Pass<'a> {
         };
         self.prepare_heads(k, key_norm, turn);
         self.turn_heads(states, k);
-        let each = rows / states.len();
-        let parts = k.chunks_exact(each * kv_dim).zip(v.chunks_exact(each * kv_dim));
-        for (state, (k, v)) in states.iter_mut().zip(parts) {
-            let team = if each < PARALLEL_ROWS { &Team::alone() } else { team };
+        for state in &mut *states {
+            let rows = state.rows();
+            let team = if rows.len() < PARALLEL_ROWS { &Team::alone() } else { team };
+            let [k, v] = [&*k, &*v].map(|all| &all[rows.start * kv_dim..rows.end * kv_dim]);
             state.write(index, (&model.vectors, team), k, v);
         }
         self.prepare_heads(q, query_norm, turn);

@@ -1,8 +1,9 @@
 //! What sequences run on: a model and its cache, on whatever device.
 //!
 //! Whoever schedules sequences ([`crate::generate`], `fracbit-engine`) knows a [`Runtime`] and no
-//! device. A step runs several tokens of one sequence or one token of each of several; its rows
-//! wait in [`Runtime::Work`] until logits of some of them are asked for.
+//! device. A step runs some tokens of each of several sequences: the next of a prompt beside one of
+//! every text that is being written. Its rows, one sequence's behind those of the other, wait in
+//! [`Runtime::Work`] until logits of some of them are asked for.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -80,46 +81,31 @@ pub trait Runtime: Debug + Sync {
     /// An empty sequence.
     fn sequence(&self, pool: &PagePool<Self::Memory>, options: &StateOptions) -> Self::State;
 
-    /// Runs tokens, at most [`Cached::chunk`], behind those of a sequence.
+    /// Runs tokens behind those of some sequences, of each as many as `counts` says, at least one:
+    /// of one alone at most [`Cached::chunk`], of several as many together. `tokens` has those of
+    /// one sequence after those of the other.
     ///
     /// # Errors
     /// [`Error::Token`], [`Error::ContextFull`], [`Error::CacheFull`], [`Error::Memory`],
-    /// [`Error::Device`].
-    fn step(&self, work: &mut Self::Work, state: &mut Self::State, tokens: &[u32]) -> Result<(), Error>;
-
-    /// Runs one token of each of several sequences.
-    ///
-    /// # Errors
-    /// As [`step`](Self::step).
-    fn step_together(
+    /// [`Error::Shape`], [`Error::Device`].
+    fn step(
         &self,
         work: &mut Self::Work,
         states: &mut [Self::State],
         tokens: &[u32],
+        counts: &[usize],
     ) -> Result<(), Error>;
 
     /// Fills `out` with logits of rows of the last [`step`](Self::step), (rows, vocabulary).
-    /// `state` is the one of that step.
+    /// `states` are those of that step, in its order.
     ///
     /// # Errors
-    /// [`Error::Device`].
+    /// [`Error::Shape`] for rows that it did not have, [`Error::Device`].
     fn logits(
         &self,
         work: &mut Self::Work,
-        state: &mut Self::State,
-        rows: Range<usize>,
-        out: &mut Vec<f32>,
-    ) -> Result<(), Error>;
-
-    /// Fills `out` with logits of all rows of the last [`step_together`](Self::step_together),
-    /// (sequences, vocabulary).
-    ///
-    /// # Errors
-    /// [`Error::Device`].
-    fn logits_together(
-        &self,
-        work: &mut Self::Work,
         states: &mut [Self::State],
+        rows: Range<usize>,
         out: &mut Vec<f32>,
     ) -> Result<(), Error>;
 
@@ -216,32 +202,26 @@ impl Runtime for Model {
         self.state_in(pool, options)
     }
 
-    fn step(&self, work: &mut Vec<f32>, state: &mut State, tokens: &[u32]) -> Result<(), Error> {
-        self.forward(state, tokens, work)
-    }
-
-    fn step_together(&self, work: &mut Vec<f32>, states: &mut [State], tokens: &[u32]) -> Result<(), Error> {
-        self.forward_batch(states, tokens, work)
+    fn step(
+        &self,
+        work: &mut Vec<f32>,
+        states: &mut [State],
+        tokens: &[u32],
+        counts: &[usize],
+    ) -> Result<(), Error> {
+        self.forward_batch(states, tokens, counts, work)
     }
 
     fn logits(
         &self,
         work: &mut Vec<f32>,
-        state: &mut State,
+        states: &mut [State],
         rows: Range<usize>,
         out: &mut Vec<f32>,
     ) -> Result<(), Error> {
         let width = Model::config(self).hidden_size;
-        Model::logits(self, state, &work[rows.start * width..rows.end * width], out)
-    }
-
-    fn logits_together(
-        &self,
-        work: &mut Vec<f32>,
-        states: &mut [State],
-        out: &mut Vec<f32>,
-    ) -> Result<(), Error> {
-        self.logits_batch(states, work, out)
+        let hidden = work.get(rows.start * width..rows.end * width).unwrap_or_default();
+        self.logits_batch(states, rows, hidden, out)
     }
 
     fn check_hidden(&self) -> Result<(), Error> {

@@ -1,5 +1,7 @@
 //! What one sequence needs beside the model: its cache and work space.
 
+use std::ops::Range;
+
 use fracbit_io::ModelConfig;
 use fracbit_kernels::{Numbers, Precision, Team, Vectors};
 use fracbit_rotation::Rotation;
@@ -53,6 +55,8 @@ pub struct State {
     shape: StateShape,
     chunk: usize,
     precision: Precision,
+    /// Its rows among those of the step that runs, or ran last.
+    rows: Range<usize>,
 }
 
 /// The sizes of a model that a state depends on.
@@ -104,6 +108,7 @@ impl State {
             shape: StateShape::of(config),
             chunk: options.chunk.max(1),
             precision: options.precision,
+            rows: 0..0,
         }
     }
 
@@ -270,8 +275,29 @@ impl State {
         self.cache.truncate(0);
     }
 
-    pub(crate) fn advance(&mut self, rows: usize) {
-        self.cache.advance(rows);
+    /// Gives each state its rows of a step, in the order of states.
+    pub(crate) fn deal_rows(states: &mut [Self], counts: &[usize]) {
+        let mut first = 0;
+        for (state, count) in states.iter_mut().zip(counts) {
+            state.rows = first..first + count;
+            first += count;
+        }
+    }
+
+    /// Its rows of the step that runs, or ran last.
+    pub(crate) fn rows(&self) -> Range<usize> {
+        self.rows.clone()
+    }
+
+    /// Whose a row of the step is, and its position in that sequence.
+    pub(crate) fn of_row(states: &[Self], row: usize) -> (&Self, usize) {
+        let state = &states[states.partition_point(|state| state.rows.end <= row)];
+        (state, state.len() + row - state.rows.start)
+    }
+
+    /// Holds the rows of the step.
+    pub(crate) fn advance(&mut self) {
+        self.cache.advance(self.rows.len());
     }
 
     pub(crate) fn check_model(&self, config: &ModelConfig) -> Result<(), Error> {

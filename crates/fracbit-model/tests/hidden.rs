@@ -30,7 +30,7 @@ fn hidden(model: &Model, tokens: &[u32]) -> Vec<f32> {
     let mut state = model.state(&StateOptions { context: Some(tokens.len()), ..F32 });
     let (mut work, mut all, mut rows) = (model.work(tokens.len()).unwrap(), Vec::new(), Vec::new());
     for part in tokens.chunks(tokens.len().div_ceil(2)) {
-        Runtime::step(model, &mut work, &mut state, part).unwrap();
+        Runtime::step(model, &mut work, std::slice::from_mut(&mut state), part, &[part.len()]).unwrap();
         model.hidden(&mut work, 0..part.len(), &mut rows).unwrap();
         all.extend_from_slice(&rows);
     }

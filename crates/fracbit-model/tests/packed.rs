@@ -223,7 +223,7 @@ fn caches_of_every_kind_live_side_by_side() {
         let mut states = KINDS.map(|kv| model.state(&StateOptions { kv, ..F32 }));
         let (mut hidden, mut together) = (Vec::new(), vec![Vec::new(); KINDS.len()]);
         for &token in tokens {
-            model.forward_batch(&mut states, &[token; KINDS.len()], &mut hidden).unwrap();
+            model.forward_batch(&mut states, &[token; KINDS.len()], &[1; KINDS.len()], &mut hidden).unwrap();
             together.iter_mut().zip(hidden.chunks(width)).for_each(|(all, row)| all.extend_from_slice(row));
         }
         for (kv, together) in KINDS.into_iter().zip(&together) {

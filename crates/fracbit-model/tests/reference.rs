@@ -424,7 +424,7 @@ fn large_key_biases_cost_small_caches_nothing() {
             assert!(logits(&turning, &mut second, last) == *want, "{} {kv:?}: shared", r.name);
         }
         let (mut hidden, mut together) = (Vec::new(), Vec::new());
-        turning.forward_batch(&mut states, &[last[0]; 4], &mut hidden).unwrap();
+        turning.forward_batch(&mut states, &[last[0]; 4], &[1; 4], &mut hidden).unwrap();
         turning.logits(&mut states[0], &hidden, &mut together).unwrap();
         assert!(together == alone.concat(), "{}: sequences side by side", r.name);
     });
@@ -607,10 +607,22 @@ fn refusals_leave_the_state_alone() {
         model.forward(&mut state, &[1; 3], &mut hidden).unwrap();
         model.forward(&mut state, &[], &mut hidden).unwrap();
         assert!(hidden.is_empty());
-        for (states, tokens) in [(0, 0), (0, 1), (1, 0), (1, 2)] {
+        let wrong: [(usize, usize, &[usize]); 8] = [
+            (0, 0, &[]),
+            (0, 1, &[1]),
+            (1, 0, &[1]),
+            (1, 0, &[0]),
+            (1, 2, &[1]),
+            (2, 2, &[2]),
+            (2, 2, &[2, 0]),
+            (2, 4, &[2, 1]),
+        ];
+        for (states, tokens, counts) in wrong {
             let mut states: Vec<_> = (0..states).map(|_| model.state(&F32)).collect();
-            let refused = model.forward_batch(&mut states, &vec![1; tokens], &mut hidden);
-            assert!(matches!(refused, Err(Error::Shape(_))), "{} states, {tokens} tokens", states.len());
+            let refused = model.forward_batch(&mut states, &vec![1; tokens], counts, &mut hidden);
+            let case = (states.len(), tokens, counts);
+            assert!(matches!(refused, Err(Error::Shape(_))), "{case:?}");
+            assert!(states.iter().all(fracbit_model::State::is_empty), "{case:?}");
         }
         let default = model.state(&StateOptions::default());
         assert_eq!(default.capacity(), model.config().max_position_embeddings);

@@ -137,13 +137,31 @@ fn switching_between_two_tokens_is_exact() {
     let mut alone: Vec<_> = [2, 4, 4, 2, 2]
         .map(|b| model.state(&StateOptions { precision: bits(b), ..StateOptions::default() }))
         .into();
-    for step in tokens.chunks_exact(5).take(8) {
-        model.forward_batch(&mut together, step, &mut hidden).expect("tokens that fit");
-        let mut one = Vec::new();
-        for ((state, token), row) in alone.iter_mut().zip(step).zip(hidden.chunks(hidden.len() / 5)) {
-            model.forward(state, &[*token], &mut one).expect("tokens that fit");
-            assert_eq!(one, row);
+    let mut rest = &tokens[..];
+    for counts in [[1; 5], [1, 40, 1, 1, 7], [3, 1, 1, 20, 1], [1; 5], [33, 2, 9, 1, 1]] {
+        let (step, others) = rest.split_at(counts.iter().sum());
+        rest = others;
+        model.forward_batch(&mut together, step, &counts, &mut hidden).expect("tokens that fit");
+        let (mut rows, mut logits) = (Vec::new(), Vec::new());
+        let mut first = 0;
+        for (state, count) in alone.iter_mut().zip(counts) {
+            let (mut one, mut part) = (Vec::new(), Vec::new());
+            model.forward(state, &step[first..first + count], &mut one).expect("tokens that fit");
+            model.logits(state, &one, &mut part).expect("rows of this model");
+            rows.extend(one);
+            logits.extend(part);
+            first += count;
         }
+        assert!(rows == hidden, "{counts:?}");
+        let (width, vocab, mut found) = (hidden.len() / first, logits.len() / first, Vec::new());
+        // All of them, and those that end and begin in the midst of a sequence.
+        for rows in [0..first, 1..first - 1, 2..4, first - 1..first] {
+            let hidden = &hidden[rows.start * width..rows.end * width];
+            model.logits_batch(&mut together, rows.clone(), hidden, &mut found).expect("rows of this step");
+            assert!(found == logits[rows.start * vocab..rows.end * vocab], "{counts:?} {rows:?}");
+        }
+        let refused = model.logits_batch(&mut together, 1..first + 1, &hidden, &mut found);
+        assert!(refused.is_err(), "{counts:?}");
     }
 }
 

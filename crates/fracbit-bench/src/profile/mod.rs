@@ -350,12 +350,13 @@ impl<'a> Decoder<'a> {
         let (mut hidden, mut logits) = (Vec::new(), Vec::new());
         let vocab = self.model.config().vocab_size;
         let mut times = Vec::new();
+        let ones = vec![1; self.states.len()];
         for round in 0..=rounds {
             self.states.iter_mut().for_each(|state| state.truncate(self.context));
             let mut tokens = vec![1; self.states.len()];
             for _ in 0..STEPS {
                 let start = Instant::now();
-                self.model.forward_batch(&mut self.states, &tokens, &mut hidden)?;
+                self.model.forward_batch(&mut self.states, &tokens, &ones, &mut hidden)?;
                 self.model.logits(&mut self.states[0], &hidden, &mut logits)?;
                 for (token, logits) in tokens.iter_mut().zip(logits.chunks_exact(vocab)) {
                     *token = self.sampler.sample(logits, &[])?;

@@ -51,9 +51,10 @@ pub(crate) fn write(
         };
         let mut samplers = (0..sequences.len()).map(sampler).collect::<Result<Vec<_>, _>>()?;
         let mut states: Vec<State> = sequences.iter().map(|_| model.state(&state_options(length))).collect();
+        let ones = vec![1; sequences.len()];
         for _ in 1..length {
             let last: Vec<u32> = sequences.iter().map(|s| s[s.len() - 1]).collect();
-            model.forward_batch(&mut states, &last, &mut hidden)?;
+            model.forward_batch(&mut states, &last, &ones, &mut hidden)?;
             model.logits(&mut states[0], &hidden, &mut logits)?;
             let rows = logits.par_chunks_exact(vocab);
             sequences.par_iter_mut().zip(&mut samplers).zip(rows).try_for_each(
