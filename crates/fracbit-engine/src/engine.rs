@@ -16,8 +16,8 @@ use crate::guesses::{Draft, Guesses};
 use crate::prefixes::{Prefixes, common};
 use crate::sequence::{Finish, Output, Request, Sequence};
 
-/// Tokens of a step while others wait for theirs: some tenths of a second on a laptop.
-const TOGETHER: usize = 128;
+/// Tokens of a prompt in a step while others wait for theirs: some tenths of a second on a laptop.
+const BESIDE: usize = 128;
 /// Tokens of a prompt whose logits are held at a time.
 const SCORED: usize = 16;
 
@@ -343,8 +343,7 @@ impl<'a, R: Runtime, O: Output> Engine<'a, R, O> {
         let scheduler = self.options.scheduler.as_ref();
         if let Some((sequence, state)) = &mut prompt {
             let alone = self.writing.is_empty() && !others;
-            let most = TOGETHER.saturating_sub(self.writing.len()).max(TOGETHER / 2);
-            let most = if alone { state.chunk() } else { most.min(state.chunk()) };
+            let most = if alone { state.chunk() } else { BESIDE.min(state.chunk()) };
             let alike = set_precision(self.model, scheduler, sequence, state).1;
             let next = &sequence.tokens[state.cache().len()..];
             let next = &next[..most.min(alike).min(next.len())];
