@@ -235,7 +235,7 @@ impl Source {
     /// The rotation.
     #[must_use]
     pub fn rotation(&self) -> RotationMode {
-        self.weights.sites().mode()
+        self.weights.rotations().mode()
     }
 
     /// Options of a plan for this rotation and seed.

@@ -5,7 +5,7 @@ use crate::files;
 use fracbit_base::Scheme;
 use fracbit_format::{Codebook, Layout, PackedView, Planes, SchemeSpec};
 use fracbit_io::{Checkpoint, Header, ModelConfig};
-use fracbit_model::{FloatId, Linear, LinearId, Model, ModelBuilder, RotationMode, Sites};
+use fracbit_model::{FloatId, Linear, LinearId, Model, ModelBuilder, OnlineRotations, RotationMode};
 use half::f16;
 use serde_json::{Map, Value, json};
 use std::{fs, path::Path};
@@ -133,8 +133,8 @@ pub fn dense_model(dir: &Path) -> Model {
     let checkpoint = Checkpoint::open(dir).expect("a good directory");
     let block = config.quantization_config.clone().expect("a quantized model");
     let mode: RotationMode = serde_json::from_value(block["rotation"].clone()).expect("a rotation");
-    let sites =
-        Sites::new(&config, mode, block["seed"].as_u64().expect("a seed")).expect("widths that rotate");
+    let rotations = OnlineRotations::new(&config, mode, block["seed"].as_u64().expect("a seed"))
+        .expect("widths that rotate");
     let bytes = |name: &str| checkpoint.tensor(name).expect("a stored tensor").bytes;
     let f32s = |name: &str| -> Vec<f32> {
         bytes(name).as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
@@ -144,8 +144,8 @@ pub fn dense_model(dir: &Path) -> Model {
     };
     let divided = block["embedding_divisors"] == true;
     let divisors = divided.then(|| f32s("fracbit.embedding_divisors"));
-    let sites = sites.with_embedding_divisors(divisors).expect("one for each channel");
-    let mut builder = ModelBuilder::new(config.clone(), sites).expect("a model");
+    let rotations = rotations.with_embedding_divisors(divisors).expect("one for each channel");
+    let mut builder = ModelBuilder::new(config.clone(), rotations).expect("a model");
     for id in LinearId::all(&config) {
         let shape = id.shape(&config);
         let weights = match block["modules"][id.to_string()]["scheme"].as_str().expect("a scheme") {

@@ -10,8 +10,8 @@ use fracbit_base::Scheme;
 use fracbit_io::ModelConfig;
 use fracbit_kernels::{Isa, Kernels, PackedMatrix, cases};
 use fracbit_model::{
-    FloatId, GenerateOptions, Generation, KvType, Linear, LinearId, Model, ModelBuilder, RotationMode,
-    SampleConfig, Sampler, Sites, StateOptions,
+    FloatId, GenerateOptions, Generation, KvType, Linear, LinearId, Model, ModelBuilder, OnlineRotations,
+    RotationMode, SampleConfig, Sampler, StateOptions,
 };
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -82,8 +82,8 @@ fn model(kind: &str, scheme: &str, kernels: &Kernels) -> Model {
         "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": true"#;
     let json = format!("{{{kind}, {json}}}");
     let config = ModelConfig::parse(json.as_bytes(), "config.json".as_ref()).expect("a configuration");
-    let sites = Sites::new(&config, RotationMode::Fold, 0).expect("widths that can be rotated");
-    let mut builder = ModelBuilder::new(config.clone(), sites).expect("a head of 64");
+    let rotations = OnlineRotations::new(&config, RotationMode::Fold, 0).expect("widths that can be rotated");
+    let mut builder = ModelBuilder::new(config.clone(), rotations).expect("a head of 64");
     let scheme: Scheme = scheme.parse().expect("a scheme");
     for (seed, id) in (1..).zip(LinearId::all(&config)) {
         let shape = id.shape(&config);

@@ -148,9 +148,10 @@ fn render() -> String {
         lengths(scheme).into_iter().for_each(|length| tile_line(&mut out, scheme, length));
     }
     first().for_each(|scheme| matrix_line(&mut out, scheme));
-    for (seed, site) in [(0, 0), (0, 16), (1, 0), (u64::MAX, 0x1234_5678_9abc_def0)] {
-        let word = signs(seed, site).take(64).enumerate().fold(0u64, |w, (i, s)| w | u64::from(s < 0.0) << i);
-        let _ = writeln!(out, "signs {seed} {site} {word:016x}");
+    for (seed, stream) in [(0, 0), (0, 16), (1, 0), (u64::MAX, 0x1234_5678_9abc_def0)] {
+        let word =
+            signs(seed, stream).take(64).enumerate().fold(0u64, |w, (i, s)| w | u64::from(s < 0.0) << i);
+        let _ = writeln!(out, "signs {seed} {stream} {word:016x}");
     }
     // Widths whose transforms add and subtract only; a factor with cosines may differ in the last
     // bit between machines.

@@ -1,7 +1,7 @@
 //! The parity matrix: family x scheme x instruction set x case, with the codebooks that are
 //! shipped.
 //!
-//! The class of the family is exact: every body gives the bits of the scalar reference. (The
+//! The class of the family is exact: every microkernel gives the bits of the scalar reference. (The
 //! backend's own tests do the same with made-up tables of every allowed length.) The table at the
 //! end says what ran; a processor's missing instruction sets are skips, said aloud.
 #![expect(clippy::print_stderr, reason = "the matrix of what ran and what was skipped is the point")]
@@ -22,7 +22,7 @@ fn shipped(scheme: Scheme) -> Vec<Codebook> {
 }
 
 #[test]
-fn every_body_gives_the_bits_of_the_reference() {
+fn every_microkernel_gives_the_bits_of_the_reference() {
     let backends = backends();
     for (isa, kernels) in &backends {
         if kernels.is_none() {
@@ -52,9 +52,9 @@ fn every_body_gives_the_bits_of_the_reference() {
                 let what =
                     format!("{scheme} {isa} {}x{} batch {} ({})", case.rows, case.cols, case.batch, case.why);
                 assert_same(&want, &got, &what);
-                let body = books.iter().map(|b| kernels.isa(b)).min().unwrap_or(Isa::Scalar);
-                // A scheme without a body of its own runs a lesser one, and says which.
-                (if body == *isa { "ok" } else { body.name() }).clone_into(cell);
+                let microkernel = books.iter().map(|b| kernels.isa(b)).min().unwrap_or(Isa::Scalar);
+                // A scheme without a microkernel of its own runs a lesser one, and says which.
+                (if microkernel == *isa { "ok" } else { microkernel.name() }).clone_into(cell);
             }
         }
         let _ = write!(table, "{:18}", scheme.to_string());

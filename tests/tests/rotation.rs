@@ -32,12 +32,12 @@ fn with_massive_channel(dir: &Path) {
 }
 
 fn divergence(model: &Path, weights: &WeightSource, smoothing: bool, out: &Path) -> f64 {
-    let (opened, sites) = (Opened::new(model).expect("a model"), weights.sites());
-    let rotation = sites.mode();
+    let (opened, rotations) = (Opened::new(model).expect("a model"), weights.rotations());
+    let rotation = rotations.mode();
     let inventory = Inventory::of(&opened.checkpoint, &opened.config, rotation);
     let prior = Sensitivities::prior(&inventory, rotation);
     let target = Target::Uniform(scheme("tcq-4"));
-    let options = PlanOptions { rotation, smoothing, seed: sites.seed(), ..PlanOptions::new(target) };
+    let options = PlanOptions { rotation, smoothing, seed: rotations.seed(), ..PlanOptions::new(target) };
     let plan = plan(&inventory, &prior, &options).expect("no budget to miss");
     let how =
         QuantizeOptions { rounders: Rounders::new(Effort::Fast), force: true, ..QuantizeOptions::default() };

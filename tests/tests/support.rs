@@ -1,4 +1,4 @@
-//! `kernels/families.toml` against what the code offers, and kernel bodies against what it
+//! `kernels/families.toml` against what the code offers, and microkernels against what it
 //! promises.
 
 use fracbit_base::{Code, Scheme};
@@ -58,16 +58,16 @@ fn the_list_names_exactly_the_schemes_there_are() {
 
 #[test]
 fn every_scheme_has_the_bodies_that_are_listed() {
-    let bodies: BTreeMap<String, Vec<String>> =
-        read().iter().map(|e| (list(e, "name")[0].clone(), list(e, "bodies").to_vec())).collect();
+    let microkernels: BTreeMap<String, Vec<String>> =
+        read().iter().map(|e| (list(e, "name")[0].clone(), list(e, "microkernels").to_vec())).collect();
     for (isa, kernels) in backends() {
         let Some(kernels) = kernels else {
-            skip(&format!("bodies of {isa}"), "this processor lacks it");
+            skip(&format!("microkernels of {isa}"), "this processor lacks it");
             continue;
         };
         for scheme in Scheme::all() {
-            let listed = bodies[scheme.family().name()].iter().any(|name| name == isa.name());
-            // A matrix of several components runs their bodies.
+            let listed = microkernels[scheme.family().name()].iter().any(|name| name == isa.name());
+            // A matrix of several components runs their microkernels.
             for half in scheme.tables() {
                 let book =
                     fracbit_quant::codebook(half).unwrap_or_else(|| panic!("{half} has a built-in codebook"));
@@ -78,7 +78,7 @@ fn every_scheme_has_the_bodies_that_are_listed() {
                 assert_eq!(
                     found == want,
                     listed || stays,
-                    "{scheme}: families.toml lists {isa}: {listed}; the body is {found}"
+                    "{scheme}: families.toml lists {isa}: {listed}; the microkernel is {found}"
                 );
             }
         }
@@ -90,8 +90,8 @@ fn instruction_sets_are_known_by_the_names_in_the_list() {
     for entry in read() {
         // A GPU is no instruction set of the host; fracbit-kernels-cuda tests its instances against
         // the list.
-        for body in list(&entry, "bodies").iter().filter(|body| *body != "cuda") {
-            assert!(body.parse::<Isa>().is_ok(), "`{body}` names no instruction set");
+        for microkernel in list(&entry, "microkernels").iter().filter(|microkernel| *microkernel != "cuda") {
+            assert!(microkernel.parse::<Isa>().is_ok(), "`{microkernel}` names no instruction set");
         }
     }
 }

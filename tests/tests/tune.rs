@@ -146,10 +146,10 @@ fn factors_rounded_to_bf16_give_nearly_the_same() {
     let text = text(&source, 300);
     let tokens: Vec<u32> = text.sequences.iter().flatten().copied().collect();
     // The original's logits, and the gradient for the scales of the rounded model.
-    let run = |kernels: &Kernels, coarse: bool| -> (Vec<f32>, Vec<f32>) {
+    let run = |kernels: &Kernels, bf16: bool| -> (Vec<f32>, Vec<f32>) {
         let model = source.opened.model(kernels, false).expect("a good model");
         let vocab = model.config().vocab_size;
-        let options = StateOptions { context: Some(tokens.len()), coarse, ..StateOptions::default() };
+        let options = StateOptions { context: Some(tokens.len()), bf16, ..StateOptions::default() };
         let (mut hidden, mut logits) = (Vec::new(), Vec::new());
         let mut state = model.state(&options);
         model.forward(&mut state, &tokens, &mut hidden).expect("tokens of the model");
@@ -171,9 +171,9 @@ fn factors_rounded_to_bf16_give_nearly_the_same() {
     assert_eq!(logits, run(&Kernels::scalar(), false).0, "only where a processor has them");
     for (isa, kernels) in backends() {
         let Some(kernels) = kernels.filter(|k| k.vectors().has_bf16()) else { continue };
-        let (coarse, other) = run(&kernels, true);
+        let (bf16, other) = run(&kernels, true);
         let (exact, _) = run(&kernels, false);
-        let off = [relative(&exact, &logits), relative(&coarse, &logits), relative(&other, &gradient)];
+        let off = [relative(&exact, &logits), relative(&bf16, &logits), relative(&other, &gradient)];
         assert!(off[0] < 1e-5 && (1e-4..0.01).contains(&off[1]) && off[2] < 0.02, "{isa}: {off:?}");
     }
 }

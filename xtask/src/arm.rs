@@ -12,7 +12,7 @@ const TOOLS: [&str; 3] = ["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qem
 /// Where `rustc-web` puts its compiler.
 const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 
-/// Processors that qemu plays, and the instruction sets whose bodies must run there.
+/// Processors that qemu plays, and the instruction sets whose microkernels must run there.
 const PROCESSORS: [(&str, &[&str]); 3] =
     [("cortex-a53", &["neon"]), ("neoverse-n1", &["neon", "dotprod"]), ("max", &["neon", "dotprod", "i8mm"])];
 
@@ -85,11 +85,11 @@ fn has_target(rustc: &str) -> bool {
         })
 }
 
-/// Builds the kernels for aarch64 and compares every body with the scalar reference on three
-/// processors.
+/// Builds the kernels for aarch64 and compares every microkernel with the scalar reference on
+/// three processors.
 ///
-/// All bodies run on the last, with one of `each` cases; that those of the others run there takes
-/// fewer cases. What cannot run is said aloud; with `require` it is a failure.
+/// All microkernels run on the last, with one of `each` cases; that those of the others run there
+/// takes fewer cases. What cannot run is said aloud; with `require` it is a failure.
 pub(crate) fn parity(each: usize, require: bool) -> Outcome {
     let toolchain = match Toolchain::prepare(&[]) {
         Ok(toolchain) => toolchain,

@@ -16,7 +16,7 @@ struct Family {
     codes: Vec<String>,
     /// By code, where it has not the rates of the family.
     own_rates: BTreeMap<String, Vec<String>>,
-    bodies: Vec<String>,
+    microkernels: Vec<String>,
 }
 
 impl Family {
@@ -61,7 +61,7 @@ fn cuda_units(families: &[Family]) -> Result<Vec<(String, String)>, Failure> {
     let mut add = |unit: &str, q: u32, line: String| {
         bodies.entry(unit.to_owned()).or_default().insert((q, line));
     };
-    for family in families.iter().filter(|f| f.bodies.iter().any(|b| b == "cuda")) {
+    for family in families.iter().filter(|f| f.microkernels.iter().any(|b| b == "cuda")) {
         if family.name == "aq" {
             // Codes of four bits share the kernels of the bytes that they are halves of.
             for books in family.rates.iter().filter(|books| !books.contains('b')) {
@@ -156,7 +156,7 @@ fn parse(text: &str) -> Result<Vec<Family>, Failure> {
             "what" => family.what = one()?,
             "rates" => family.rates = strings,
             "codes" => family.codes = strings,
-            "bodies" => family.bodies = strings,
+            "microkernels" => family.microkernels = strings,
             key if key.strip_prefix("rates_").is_some_and(|code| family.codes.iter().any(|c| c == code)) => {
                 family.own_rates.insert(key["rates_".len()..].to_owned(), strings);
             }
@@ -167,12 +167,12 @@ fn parse(text: &str) -> Result<Vec<Family>, Failure> {
 }
 
 fn support(families: &[Family]) -> String {
-    const BODIES: [&str; 9] =
+    const MICROKERNELS: [&str; 9] =
         ["scalar", "avx2", "avxvnni", "avx512", "amx", "neon", "dotprod", "i8mm", "cuda"];
     let mut out = String::from(
         "<!-- Written by `cargo xtask codegen` from kernels/families.toml: do not edit. -->\n\n# Schemes and where they run\n\n\
-         Every scheme runs everywhere through the scalar reference; `yes` marks a body of its own. Where AMX has one,\n\
-         it serves codebooks on the int8 grid and five tokens or more; everything else there is the AVX-512 body.\n\n\
+         Every scheme runs everywhere through the scalar reference; `yes` marks a microkernel of its own. Where AMX has one,\n\
+         it serves codebooks on the int8 grid and five tokens or more; everything else there is the AVX-512 microkernel.\n\n\
          | family | codes | bits per weight | scalar | AVX2 | AVX-VNNI | AVX-512 (VNNI, VBMI, VBMI2) | AMX | NEON | dotprod | i8mm | CUDA (sm_80 and later) |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
     );
@@ -183,8 +183,12 @@ fn support(families: &[Family]) -> String {
             let _ = write!(rates, "; {code}: {}", own.join(", "));
         }
         let _ = write!(out, "| `{}`: {} | {codes} | {rates} |", family.name, family.what);
-        for body in BODIES {
-            let _ = write!(out, " {} |", if family.bodies.iter().any(|b| b == body) { "yes" } else { "-" });
+        for isa in MICROKERNELS {
+            let _ = write!(
+                out,
+                " {} |",
+                if family.microkernels.iter().any(|name| name == isa) { "yes" } else { "-" }
+            );
         }
         out.push('\n');
     }

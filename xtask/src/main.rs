@@ -36,7 +36,7 @@ Usage: cargo xtask COMMAND
   setup              install what the tests need (as root or with CI=true), or print the command
   codegen [--check]  write the generated files from kernels/families.toml, or check that they are current
   parity --target aarch64 [--require]
-                     compile the kernels for aarch64 and compare every body with the scalar reference under qemu,
+                     compile the kernels for aarch64 and compare every microkernel with the scalar reference under qemu,
                      in all cases (`test`: in every second)
   parity --target aarch64 --demo
                      run the demo here and under qemu, and compare perplexities and greedy tokens (takes a while)

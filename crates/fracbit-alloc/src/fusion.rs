@@ -10,13 +10,14 @@
 //! Two solvers, independent of each other:
 //!
 //! - `solve_fusion_highs` hands equation 4 to HiGHS as it stands, with any budgets.
-//! - [`FusionProblem::solve`] *removes* the groups: layers connected through groups form a **site**
-//!   (the three of attention input, the two of the MLP input, a lone layer). A site's
-//!   configurations (partitions times choices) are enumerated and reduced to the non-dominated
-//!   ones, site by site; what is left is an ordinary multiple-choice knapsack over sites, for which
-//!   [`crate::solve`] is exact with one budget. Sites are small, so this is cheap: {q, k, v} with
-//!   48 schemes has 5 partitions and 117 552 configurations, of which about a hundred matter. It
-//!   does not scale to sites of many layers, where HiGHS does.
+//! - [`FusionProblem::solve`] *removes* the groups: layers connected through groups form a
+//!   **component** (the three of attention input, the two of the MLP input, a lone layer). A
+//!   component's configurations (partitions times choices) are enumerated and reduced to the
+//!   non-dominated ones, component by component; what is left is an ordinary multiple-choice
+//!   knapsack over components, for which [`crate::solve`] is exact with one budget. Components are
+//!   small, so this is cheap: {q, k, v} with 48 schemes has 5 partitions and 117 552
+//!   configurations, of which about a hundred matter. It does not scale to components of many
+//!   layers, where HiGHS does.
 //!
 //! Deviation: the paper lists its groups for Llama blocks; here groups are whatever the caller
 //! gives (a helper makes all subsets), so new architectures need no change. We also take several
@@ -71,7 +72,7 @@ impl FusionSolution {
 /// All non-empty subsets of `members`, smallest first: the groups of layers that share an input.
 ///
 /// # Panics
-/// Beyond 16 members: partitions of such a site could not be enumerated.
+/// Beyond 16 members: partitions of such a component could not be enumerated.
 #[must_use]
 pub fn subsets(members: &[usize]) -> Vec<Vec<usize>> {
     assert!(members.len() <= 16, "subsets: at most 16 members, got {}", members.len());
@@ -175,32 +176,36 @@ impl FusionProblem {
         cost.iter().zip(&self.budgets).all(|(c, b)| *c <= b.limit)
     }
 
-    /// Solves without HiGHS, by reduction to a knapsack over sites: exact up to `effort` for one
-    /// budget, a heuristic with a proven gap when two bind at once.
+    /// Solves without HiGHS, by reduction to a knapsack over components: exact up to `effort` for
+    /// one budget, a heuristic with a proven gap when two bind at once.
     ///
     /// # Errors
     /// [`AllocError::Uncovered`] when a layer has no partition, [`AllocError::TooManyBudgets`]
     /// beyond two, and the errors of [`crate::solve_with`].
     pub fn solve(&self, effort: Effort) -> Result<FusionSolution, AllocError> {
-        let sites = self.expand()?;
-        let solution = solve_with(&sites.problem, effort)?;
-        Ok(self.solution(sites.active(&solution), solution.lower_bound))
+        let components = self.expand()?;
+        let solution = solve_with(&components.problem, effort)?;
+        Ok(self.solution(components.active(&solution), solution.lower_bound))
     }
 
-    /// The equivalent knapsack over sites, reduced to non-dominated configurations.
+    /// The equivalent knapsack over components, reduced to non-dominated configurations.
     ///
     /// # Errors
     /// As [`FusionProblem::solve`], save what concerns the budgets' sizes.
-    pub fn expand(&self) -> Result<Sites, AllocError> {
+    pub fn expand(&self) -> Result<Components, AllocError> {
         if self.budgets.len() > 2 {
-            return Err(AllocError::TooManyBudgets { op: "fusion sites", most: 2, got: self.budgets.len() });
+            return Err(AllocError::TooManyBudgets {
+                op: "fusion components",
+                most: 2,
+                got: self.budgets.len(),
+            });
         }
         let mut layers = Vec::new();
         let mut configurations = Vec::new();
-        for site in self.sites() {
-            let name = site.iter().map(|&l| self.layers[l].as_str()).collect::<Vec<_>>().join("+");
+        for component in self.components() {
+            let name = component.iter().map(|&l| self.layers[l].as_str()).collect::<Vec<_>>().join("+");
             let mut found = Vec::new();
-            self.partitions(&site, &mut Vec::new(), &mut found);
+            self.partitions(&component, &mut Vec::new(), &mut found);
             if found.is_empty() {
                 return Err(AllocError::Uncovered { layer: name });
             }
@@ -218,7 +223,7 @@ impl FusionProblem {
             layers.push(Layer { name, choices });
             configurations.push(how);
         }
-        Ok(Sites { problem: Problem::new(layers, self.budgets.clone())?, configurations })
+        Ok(Components { problem: Problem::new(layers, self.budgets.clone())?, configurations })
     }
 
     /// The non-dominated ones among all configurations extended by all choices of group `g`.
@@ -241,7 +246,7 @@ impl FusionProblem {
     }
 
     /// Layers connected through groups, each list sorted.
-    fn sites(&self) -> Vec<Vec<usize>> {
+    fn components(&self) -> Vec<Vec<usize>> {
         let mut root: Vec<usize> = (0..self.layers.len()).collect();
         // Few layers per group and no deep chains: repeated relabelling is simpler than union-find
         // and fast enough.
@@ -250,10 +255,10 @@ impl FusionProblem {
             let joined: Vec<usize> = group.members.iter().map(|&m| root[m]).collect();
             root.iter_mut().filter(|r| joined.contains(r)).for_each(|r| *r = least);
         }
-        let mut sites: Vec<Vec<usize>> = vec![Vec::new(); self.layers.len()];
-        root.iter().enumerate().for_each(|(l, &r)| sites[r].push(l));
-        sites.retain(|s| !s.is_empty());
-        sites
+        let mut components: Vec<Vec<usize>> = vec![Vec::new(); self.layers.len()];
+        root.iter().enumerate().for_each(|(l, &r)| components[r].push(l));
+        components.retain(|s| !s.is_empty());
+        components
     }
 
     /// All ways to cover `layers` by disjoint groups.
@@ -285,25 +290,25 @@ impl FusionProblem {
     }
 }
 
-/// A site's total and the (group, choice) pairs behind it. The second cost stays 0 when there is
-/// one budget.
+/// A component's total and the (group, choice) pairs behind it. The second cost stays 0 when there
+/// is one budget.
 struct Configuration {
     cost: [u64; 2],
     loss: f64,
     active: Vec<(usize, usize)>,
 }
 
-/// A fusion problem without groups: one "layer" per site, one choice per useful configuration.
+/// A fusion problem without groups: one "layer" per component, one choice per useful configuration.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sites {
-    /// The knapsack over sites.
+pub struct Components {
+    /// The knapsack over components.
     pub problem: Problem,
-    /// `[site][choice]` → active (group, choice) pairs.
+    /// `[component][choice]` → active (group, choice) pairs.
     pub configurations: Vec<Vec<Vec<(usize, usize)>>>,
 }
 
-impl Sites {
-    /// The active groups behind a solution of [`Sites::problem`].
+impl Components {
+    /// The active groups behind a solution of [`Components::problem`].
     ///
     /// # Panics
     /// When the solution belongs to another problem.
@@ -378,6 +383,6 @@ mod tests {
         let mut found = Vec::new();
         p.partitions(&[0, 1, 2], &mut Vec::new(), &mut found);
         assert_eq!(found.len(), 5, "Bell number of 3: {found:?}");
-        assert_eq!(p.sites(), [vec![0, 1, 2]]);
+        assert_eq!(p.components(), [vec![0, 1, 2]]);
     }
 }

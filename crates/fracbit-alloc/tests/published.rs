@@ -147,8 +147,8 @@ fn latency_with_and_without_fusion() {
             let s = p.solve(Effort::default()).unwrap();
             assert!(s.gap() < 1e-12, "{what} at {speed}");
             assert!((s.loss / want - 1.0).abs() < 1e-3, "{what} at {speed}: {} != {want}", s.loss);
-            let sites = p.expand().unwrap().problem;
-            let (bound, quick) = (relax(&sites).unwrap().bound, greedy(&sites).unwrap().loss);
+            let components = p.expand().unwrap().problem;
+            let (bound, quick) = (relax(&components).unwrap().bound, greedy(&components).unwrap().loss);
             assert!(bound <= s.loss * EXACT && s.loss <= quick * EXACT, "{what} at {speed}");
         }
     }

@@ -11,7 +11,7 @@ use fracbit_io::ModelConfig;
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{Buffer, Device, DeviceMatrix, LoadError, Workspace};
 use fracbit_load::{Error, Opened, Progress};
-use fracbit_model::{FloatId, LinearId, RotationMode, SampleConfig, Sites};
+use fracbit_model::{FloatId, LinearId, OnlineRotations, RotationMode, SampleConfig};
 use fracbit_model_cuda::{Builder, Decoder, DeviceModel};
 use fracbit_plan::Preset;
 use half::f16;
@@ -328,7 +328,8 @@ fn random<'d, D: Device>(
     scheme: Option<Scheme>,
 ) -> Result<DeviceModel<'d, D>, Error> {
     let config = ModelConfig::parse(preset.config_text().as_bytes(), Path::new("config.json"))?;
-    let mut builder = Builder::new(device, config.clone(), Sites::new(&config, RotationMode::Fold, 0)?)?;
+    let mut builder =
+        Builder::new(device, config.clone(), OnlineRotations::new(&config, RotationMode::Fold, 0)?)?;
     for (stream, id) in (0..).zip(LinearId::all(&config)) {
         let shape = id.shape(&config);
         let bias = id.has_bias(&config).then(|| vec![0.0; shape.rows]);

@@ -6,8 +6,8 @@ use fracbit_io::ModelConfig;
 use fracbit_kernels::{Kernels, PackedMatrix, cases};
 use fracbit_load::{Error, Opened, Progress};
 use fracbit_model::{
-    FloatId, KvType, LayerLinear, Linear, LinearId, LinearScratch, Model, ModelBuilder, RotationMode,
-    SampleConfig, Sampler, Sites, State, StateOptions,
+    FloatId, KvType, LayerLinear, Linear, LinearId, LinearScratch, Model, ModelBuilder, OnlineRotations,
+    RotationMode, SampleConfig, Sampler, State, StateOptions,
 };
 use fracbit_plan::Preset;
 use serde::Serialize;
@@ -258,7 +258,8 @@ impl Facts {
 /// A model of random codes: weights keep the size of what goes through them.
 fn random(preset: Preset, scheme: Scheme, kernels: &Kernels) -> Result<Model, Error> {
     let config = ModelConfig::parse(preset.config_text().as_bytes(), Path::new("config.json"))?;
-    let mut builder = ModelBuilder::new(config.clone(), Sites::new(&config, RotationMode::Fold, 0)?)?;
+    let mut builder =
+        ModelBuilder::new(config.clone(), OnlineRotations::new(&config, RotationMode::Fold, 0)?)?;
     for (stream, id) in (0..).zip(LinearId::all(&config)) {
         let shape = id.shape(&config);
         let packed = RandomPacked::new(scheme, shape, id == LinearId::Embed, stream);

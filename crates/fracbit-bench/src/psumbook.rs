@@ -54,7 +54,7 @@ pub struct PsumbookSpeed {
     pub expanded_spread: Spread,
     /// `expanded_us` over `psumbook_us`.
     pub ratio: Option<f64>,
-    /// Whether matrices of the scheme go through a Psumbook here unless told otherwise.
+    /// Whether such a product goes through a Psumbook here unless told otherwise.
     pub default: bool,
     /// 10^9 bytes of codes per second of the faster one.
     pub gb_per_s: f64,
@@ -88,7 +88,8 @@ pub fn psum_tiles() -> Vec<PsumTile> {
 /// Ways to multiply with one scheme.
 struct Case {
     scheme: Scheme,
-    default: bool,
+    /// By tokens.
+    default: Vec<bool>,
     /// One strip of rows with each tile, and matrices.
     psumbook: Vec<(Option<PsumTile>, PackedMatrix, Vec<PackedMatrix>)>,
     expanded: Vec<PackedMatrix>,
@@ -121,8 +122,8 @@ pub fn psumbook(
     for &scheme in &options.schemes {
         let case = Case::new(scheme, options, kernels, forced)?;
         for (pool, &threads) in pools.iter().zip(&options.threads) {
-            for &batch in &options.batch {
-                let found = pool.install(|| case.measure(options, threads, batch, progress));
+            for (&batch, &default) in options.batch.iter().zip(&case.default) {
+                let found = pool.install(|| case.measure(options, threads, (batch, default), progress));
                 all.extend(found);
             }
         }
@@ -150,11 +151,12 @@ impl Case {
             let mut kernels = forced.clone();
             tile.into_iter().for_each(|tile| kernels.set_psum_tile(tile));
             let strip = PackedMatrix::new(&kernels, &strip);
-            if strip.reads_psumbook() {
+            if strip.reads_psumbook(1) {
                 psumbook.push((tile, strip, all(&kernels)?));
             }
         }
-        let default = PackedMatrix::new(kernels, &strip).reads_psumbook();
+        let usual = PackedMatrix::new(kernels, &packed.view(shape.rows)?);
+        let default = options.batch.iter().map(|&batch| usual.reads_psumbook(batch)).collect();
         let expanded = all(&kernels.clone().expanding())?;
         Ok(Self { scheme, default, psumbook, expanded })
     }
@@ -163,7 +165,7 @@ impl Case {
         &self,
         options: &PsumbookOptions,
         threads: usize,
-        batch: usize,
+        (batch, default): (usize, bool),
         progress: &dyn Progress,
     ) -> Vec<PsumbookSpeed> {
         let shape = options.shape;
@@ -213,7 +215,7 @@ impl Case {
                 expanded_us: expanded.median,
                 expanded_spread: expanded,
                 ratio: whole.map(|whole| expanded.median / whole.median),
-                default: self.default,
+                default,
                 gb_per_s: bytes / fastest / 1e3,
             }
         };
@@ -242,12 +244,12 @@ mod tests {
         }
     }
 
-    /// The portable body wherever it can.
+    /// The portable microkernel wherever it can.
     fn forced() -> Kernels {
-        use fracbit_kernels::{PsumBody, psumbook};
+        use fracbit_kernels::{PsumMicrokernel, psumbook};
         let mut kernels = Kernels::scalar();
-        kernels.install_linear(|kernels, view| psumbook(kernels, view, PsumBody::portable(8)));
-        kernels.install_linear(|kernels, view| psumbook(kernels, view, PsumBody::portable(4)));
+        kernels.install_linear(|kernels, view| psumbook(kernels, view, PsumMicrokernel::portable(8)));
+        kernels.install_linear(|kernels, view| psumbook(kernels, view, PsumMicrokernel::portable(4)));
         kernels
     }
 

@@ -7,7 +7,7 @@ use fracbit_format::Layout;
 use fracbit_io::ModelConfig;
 use fracbit_kernels::{Kernels, PackedMatrix, cases};
 use fracbit_load::Error;
-use fracbit_model::{FloatId, Linear, LinearId, Model, ModelBuilder, RotationMode, Sites};
+use fracbit_model::{FloatId, Linear, LinearId, Model, ModelBuilder, OnlineRotations, RotationMode};
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
@@ -63,7 +63,8 @@ impl Arena {
         fused: &[Vec<LinearId>],
         kernels: &Kernels,
     ) -> Result<Model, Error> {
-        let mut builder = ModelBuilder::new(config.clone(), Sites::new(config, RotationMode::Fold, 0)?)?;
+        let mut builder =
+            ModelBuilder::new(config.clone(), OnlineRotations::new(config, RotationMode::Fold, 0)?)?;
         let bias = |id: LinearId| id.has_bias(config).then(|| vec![0.0; id.shape(config).rows]);
         for (salt, id) in LinearId::all(config).enumerate() {
             let alone = [id];

@@ -105,7 +105,7 @@ impl Source {
         aids: &Aids<'_>,
         context: &Context,
     ) -> Result<Sensitivities, Failure> {
-        let (rotation, seed) = (weights.sites().mode(), weights.sites().seed());
+        let (rotation, seed) = (weights.rotations().mode(), weights.rotations().seed());
         match &losses.source {
             SensitivitySource::Prior => {
                 context

@@ -566,8 +566,8 @@ fn next_token<O: Output>(sequence: &mut Sequence<O>, logits: &[f32], context: us
     })
 }
 
-/// Tells the output the logits of those tokens of the prompt that follow the first `run` rows of the
-/// last step, those of the first state.
+/// Tells the output the logits of those tokens of the prompt that follow the first `run` rows of
+/// the last step, those of the first state.
 fn score<R: Runtime, O: Output>(
     model: &R,
     work: &mut R::Work,

@@ -81,14 +81,14 @@ pub enum CodebookError {
 /// (`docs/lab/2026-11-codes.md`): how magnitudes are spread matters to a trellis, not where each of
 /// them lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layers {
+pub struct TwoLevel {
     /// One for each sixteenth of the table; those of the last quarter are zero.
     pub coarse: [i16; 16],
     /// One for each place in sixteen.
     pub fine: [i16; 16],
 }
 
-impl Layers {
+impl TwoLevel {
     /// Whether a table of `len` entries has layers.
     #[must_use]
     pub const fn fit(len: usize) -> bool {
@@ -124,12 +124,12 @@ impl Layers {
 /// units a trained table has the same course but for noise (`docs/lab/2026-11-codes.md` has what it
 /// costs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ramp {
+pub struct PiecewiseLinear {
     /// The bits of an index that count: 63, or 62 where neighbours are equal.
     pub mask: u8,
 }
 
-impl Ramp {
+impl PiecewiseLinear {
     /// Entries of a table that may be one.
     pub const LEN: usize = 64;
     /// First entry of the free quarter.
@@ -293,16 +293,16 @@ impl Codebook {
         near.min_by(|a, b| off(a).total_cmp(&off(b))).expect("the middle one is finite")
     }
 
-    /// The table as [`Layers`], if it is one of magnitudes that can be written so.
+    /// The table as [`TwoLevel`], if it is one of magnitudes that can be written so.
     #[must_use]
-    pub fn layers(&self) -> Option<Layers> {
-        Layers::of(&self.entries).filter(|_| self.magnitudes())
+    pub fn two_level(&self) -> Option<TwoLevel> {
+        TwoLevel::of(&self.entries).filter(|_| self.magnitudes())
     }
 
-    /// The table as a [`Ramp`], if it is one.
+    /// The table as a [`PiecewiseLinear`], if it is one.
     #[must_use]
-    pub fn ramp(&self) -> Option<Ramp> {
-        Ramp::of(&self.entries).filter(|_| self.magnitudes())
+    pub fn piecewise_linear(&self) -> Option<PiecewiseLinear> {
+        PiecewiseLinear::of(&self.entries).filter(|_| self.magnitudes())
     }
 
     /// Whether entries are magnitudes of a trellis code, none of them negative, on the int8 grid.
@@ -516,37 +516,38 @@ mod tests {
         let fine: [i16; 16] = [0, 1, 1, 2, 3, 3, 4, 5, 0, 0, 1, 1, 2, 2, 3, 9];
         for (scheme, len) in [("tcq-2.75", 64), ("tcq-3", 128), ("tcq-5", 256), ("tcq-fast-4", 128)] {
             let sum = |x: usize| i16::try_from(16 * x / len * 4).unwrap() + fine[x % 16];
-            let free = Layers::free(len);
+            let free = TwoLevel::free(len);
             let entries: Vec<i16> = (0..len).map(|x| if x < free { sum(x) } else { 127 }).collect();
             let book =
                 |entries: &[i16]| Codebook::new(scheme.parse().unwrap(), entries.to_vec(), 0.1).unwrap();
-            let layers = book(&entries).layers().unwrap();
+            let layers = book(&entries).two_level().unwrap();
             let again = |x: usize| layers.coarse[16 * x / len] + layers.fine[x % 16];
             assert!((0..free).all(|x| again(x) == entries[x]), "{scheme}");
             // One entry off, at either end of the sums; a negative one in the free quarter.
             for (x, value) in [(0, 1), (free - 1, 126), (free - 17, 126), (len - 1, -1)] {
                 let mut other = entries.clone();
                 other[x] = value;
-                assert_eq!(book(&other).layers(), None, "{scheme}, entry {x}");
+                assert_eq!(book(&other).two_level(), None, "{scheme}, entry {x}");
             }
-            assert!(book(&[&entries[..free], &vec![0; len - free][..]].concat()).layers().is_some());
+            assert!(book(&[&entries[..free], &vec![0; len - free][..]].concat()).two_level().is_some());
         }
         let scalars = Codebook::new("nuq-7".parse().unwrap(), vec![0; 128], 0.1).unwrap();
-        assert_eq!(scalars.layers(), None);
+        assert_eq!(scalars.two_level(), None);
     }
 
     #[test]
     fn a_ramp_is_found_where_it_is() {
         let book = |scheme: &str, entries: &[i16]| {
-            Codebook::new(scheme.parse().unwrap(), entries.to_vec(), 0.1).unwrap().ramp()
+            Codebook::new(scheme.parse().unwrap(), entries.to_vec(), 0.1).unwrap().piecewise_linear()
         };
         for mask in [63, 62] {
             let at = |x: usize| x & usize::from(mask);
             let end = |x: usize| i16::try_from(at(x) * at(x) % 127).unwrap();
-            let entries: Vec<i16> =
-                (0..Ramp::LEN).map(|x| if x < Ramp::FREE { Ramp::at(at(x)) } else { end(x) }).collect();
+            let entries: Vec<i16> = (0..PiecewiseLinear::LEN)
+                .map(|x| if x < PiecewiseLinear::FREE { PiecewiseLinear::at(at(x)) } else { end(x) })
+                .collect();
             for scheme in ["tcq-2", "tcq-fast-2.5"] {
-                assert_eq!(book(scheme, &entries), Some(Ramp { mask }), "{scheme}");
+                assert_eq!(book(scheme, &entries), Some(PiecewiseLinear { mask }), "{scheme}");
             }
             // One entry off; a neighbour in the free quarter that is not equal; a negative one; one
             // that needs 16 bits.

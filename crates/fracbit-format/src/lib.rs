@@ -9,7 +9,9 @@ mod spec;
 pub mod trellis;
 
 pub use bits::{BitWriter, read_bits};
-pub use codebook::{Codebook, CodebookError, Grid, Layers, MOST_GROUP_ENTRIES, Ramp, quarter_turns};
+pub use codebook::{
+    Codebook, CodebookError, Grid, MOST_GROUP_ENTRIES, PiecewiseLinear, TwoLevel, quarter_turns,
+};
 pub use data::{PackedMatrixData, Plane};
 pub use layout::{Layout, Segment, TILE, TILE_COLS, TILE_ROWS};
 pub use packed::{PackedError, PackedView, Planes};

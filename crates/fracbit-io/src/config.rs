@@ -124,7 +124,7 @@ pub struct ModelConfig {
     pub local_rope: Option<RopeConfig>,
     /// Rotary embedding turns neighbouring channels as they are stored, (2k, 2k + 1) in place of
     /// (k, k + half); a source of weights puts the rows of q and k in the other order.
-    pub neighbours_turn: bool,
+    pub interleaved_rope: bool,
     /// What the gate goes through.
     pub activation: Activation,
     /// What attention and MLP read of the residual stream is normalized before.
@@ -222,7 +222,7 @@ impl ModelConfig {
     /// # Panics
     /// When there is no such layer.
     #[must_use]
-    pub fn turns_locally(&self, layer: usize) -> bool {
+    pub fn has_local_rope(&self, layer: usize) -> bool {
         self.local_rope.is_some() && self.layers[layer].sliding_window.is_some()
     }
 
@@ -630,7 +630,7 @@ impl Fields {
             o_bias,
             mlp_bias: every_bias || facts.mlp_bias && self.flag("mlp_bias", false)?,
             qk_norm: facts.qk_norm,
-            neighbours_turn: facts.neighbours_turn,
+            interleaved_rope: facts.interleaved_rope,
             layers: self.layers(arch)?,
             bos_token_id: self.token_ids("bos_token_id", vocab_size, &mut notes)?.first().copied(),
             eos_token_ids: self.token_ids("eos_token_id", vocab_size, &mut notes)?,

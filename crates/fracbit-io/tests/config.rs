@@ -370,7 +370,7 @@ fn olmo_2_and_3() {
     let local = RopeConfig { theta: 5e5, scaling: RopeScaling::None, dim: 128, gain: 1.0, growth: None };
     assert_eq!((c.rope.gain, c.local_rope.clone()), (1.25, Some(local)));
     assert_eq!(
-        (c.turns_locally(2), c.turns_locally(3), c.layers[2].sliding_window),
+        (c.has_local_rope(2), c.has_local_rope(3), c.layers[2].sliding_window),
         (true, false, Some(4096))
     );
     let mut without = v.clone();
@@ -456,7 +456,7 @@ fn neighbouring_channels_turn_in_ernie_and_glm() {
         "num_hidden_layers": 18, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "rope_scaling": null,
         "use_bias": false, "vocab_size": 103_424, "tie_word_embeddings": true });
     let c = parse(&v).unwrap();
-    assert!(c.neighbours_turn && c.tie_word_embeddings && !c.qkv_bias && !c.o_bias && !c.mlp_bias);
+    assert!(c.interleaved_rope && c.tie_word_embeddings && !c.qkv_bias && !c.o_bias && !c.mlp_bias);
     assert_eq!((c.rope.theta, c.rope.dim, c.q_dim()), (5e5, 128, 2048));
     let c = edited(
         &v,
@@ -472,14 +472,14 @@ fn neighbouring_channels_turn_in_ernie_and_glm() {
         "pad_token_id": 151_329, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
         "tie_word_embeddings": false, "vocab_size": 151_552 });
     let c = parse(&v).unwrap();
-    assert!(c.neighbours_turn && c.pre_norms && c.post_norms && c.qkv_bias && !c.o_bias && !c.mlp_bias);
+    assert!(c.interleaved_rope && c.pre_norms && c.post_norms && c.qkv_bias && !c.o_bias && !c.mlp_bias);
     assert_eq!((c.rope.dim, c.gain_offset), (64, 0.0));
     let older = json!({ "architectures": ["GlmForCausalLM"], "model_type": "glm", "partial_rotary_factor": null, "rms_norm_eps": null });
     let c = edited(&v, older).unwrap();
     assert_eq!((c.post_norms, c.rope.dim, c.rms_norm_eps), (false, 64, 1.5625e-7));
     let e = edited(&v, json!({ "partial_rotary_factor": 0.2 })).unwrap_err().to_string();
     assert!(e.contains("`partial_rotary_factor`"), "{e}");
-    assert!(!parse(&with("llama", json!({}))).unwrap().neighbours_turn);
+    assert!(!parse(&with("llama", json!({}))).unwrap().interleaved_rope);
 }
 
 #[test]
@@ -581,7 +581,7 @@ fn gemma3() {
     assert_eq!((c.rope.clone(), c.local_rope.clone()), (rope(1e6), Some(rope(1e4))));
     let windows: Vec<usize> = (0..26).filter(|&i| c.layers[i].sliding_window == Some(512)).collect();
     assert_eq!(windows, (0..26).filter(|i| i % 6 != 5).collect::<Vec<_>>());
-    assert_eq!((c.turns_locally(4), c.turns_locally(5)), (true, false));
+    assert_eq!((c.has_local_rope(4), c.has_local_rope(5)), (true, false));
     assert_eq!(
         (c.activation, c.post_norms, c.qk_norm, c.gain_offset),
         (Activation::GeluTanh, true, QkNorm::Heads, 1.0)

@@ -12,7 +12,7 @@ mod attention;
 mod rotate_few;
 mod sample;
 pub use attend_few::{AttentionWork, FEW, attend_few};
-pub use attention::{AttentionShape, Cache, HeadOptions, PageTables, Rows, attention};
+pub use attention::{AttentionShape, Cache, HeadOptions, PageTables, StepRows, attention};
 pub use rotate_few::Before;
 pub use sample::{Draw, SampleWork, sample};
 

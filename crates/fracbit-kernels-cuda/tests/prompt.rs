@@ -3,7 +3,7 @@
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{
     Buffer, Limits,
-    ops::{self, AttentionShape, Cache, HeadOptions, PAGE, PageTables, Rows, Step},
+    ops::{self, AttentionShape, Cache, HeadOptions, PAGE, PageTables, Step, StepRows},
     shim::Shim,
 };
 use half::f16;
@@ -83,7 +83,7 @@ fn check(device: &Shim, case: &Case) {
     let out = Buffer::zeroed(device, 4 * rows * heads * d, "out").expect("memory");
     let options =
         HeadOptions { query_norm: None, key_norm: None, turns: None, growth: None, cap, eps: 0.0, window };
-    ops::attention(&step, &input, (&cache, &tables), &out, Rows::of_one(rows), &shape, &options)
+    ops::attention(&step, &input, (&cache, &tables), &out, StepRows::of_one(rows), &shape, &options)
         .expect("a launch");
     let got: Vec<f32> = out.read(rows * heads * d).expect("a copy");
     let value = |bits: u16| f64::from(f16::from_bits(bits));

@@ -17,7 +17,7 @@ use crate::{
 };
 use fracbit_format::{PackedView, TILE_COLS, TILE_ROWS};
 use fracbit_kernels::{
-    BLOCK_TILES, Centroids, Isa, Kernels, Line, LinearKernel, PsumBody, PsumCodes, PsumRows, psumbook,
+    BLOCK_TILES, Centroids, Isa, Kernels, Line, LinearKernel, PsumCodes, PsumMicrokernel, PsumRows, psumbook,
 };
 use std::{array::from_fn, sync::Arc};
 
@@ -82,8 +82,8 @@ const _: () = assert!(BLOCK_TILES * (TILE_COLS / WEIGHTS) * MOST_BOOKS <= MOST, 
 pub(crate) fn linear(kernels: &Kernels, view: &PackedView<'_>) -> Option<Arc<dyn LinearKernel>> {
     // SAFETY: NEON is part of the architecture; both functions check the lengths that they are
     // given.
-    let body = unsafe { PsumBody::new(Isa::Neon, 4, 1, build, read) };
-    psumbook(kernels, view, body)
+    let microkernel = unsafe { PsumMicrokernel::new(Isa::Neon, 4, 1, build, read) };
+    psumbook(kernels, view, microkernel)
 }
 
 /// See [`BuildFn`](fracbit_kernels::BuildFn); tables as [`OF_CODES`] says.

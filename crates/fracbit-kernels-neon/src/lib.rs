@@ -12,8 +12,6 @@ use fracbit_kernels::{Isa, IsaError, Kernels};
 #[cfg(target_arch = "aarch64")]
 mod attend;
 #[cfg(target_arch = "aarch64")]
-mod body;
-#[cfg(target_arch = "aarch64")]
 mod dense;
 #[cfg(target_arch = "aarch64")]
 mod expand;
@@ -23,6 +21,8 @@ mod groups;
 mod halves;
 #[cfg(target_arch = "aarch64")]
 mod many;
+#[cfg(target_arch = "aarch64")]
+mod microkernel;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 #[cfg(target_arch = "aarch64")]
@@ -40,7 +40,7 @@ mod tables;
 #[cfg(target_arch = "aarch64")]
 mod words;
 
-/// Adds the bodies that this processor can run and `FRACBIT_ISA` allows. Returns the best
+/// Adds the microkernels that this processor can run and `FRACBIT_ISA` allows. Returns the best
 /// instruction set added.
 ///
 /// # Errors
@@ -50,24 +50,24 @@ pub fn install(kernels: &mut Kernels) -> Result<Isa, IsaError> {
     Ok(install_up_to(kernels, most))
 }
 
-/// Adds the bodies that this processor can run, up to `most`. Returns the best instruction set
-/// added.
+/// Adds the microkernels that this processor can run, up to `most`. Returns the best instruction
+/// set added.
 pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
     #[cfg(target_arch = "aarch64")]
-    let offered = body::providers();
+    let offered = microkernel::providers();
     #[cfg(not(target_arch = "aarch64"))]
     let offered = std::iter::empty::<(Isa, fracbit_kernels::Provider)>();
     #[cfg(target_arch = "aarch64")]
     if most >= Isa::Neon {
         kernels.install_vectors(attend::vectors());
-        kernels.install_nested(nested::body());
+        kernels.install_nested(nested::microkernel());
         kernels.install_linear(halves::linear);
     }
     #[cfg(target_arch = "aarch64")]
     if most >= Isa::Dotprod
-        && let Some(body) = progressive::body()
+        && let Some(microkernel) = progressive::microkernel()
     {
-        kernels.install_progressive(body);
+        kernels.install_progressive(microkernel);
     }
     let mut best = Isa::Scalar;
     for (isa, provider) in offered.filter(|&(isa, _)| isa <= most) {
@@ -78,7 +78,8 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
 }
 
 /// Features of this processor that matter to kernels, by the names of the Arm architecture; with
-/// SVE also the length of its vectors, which no body uses so far. Empty on other architectures.
+/// SVE also the length of its vectors, which no microkernel uses so far. Empty on other
+/// architectures.
 #[must_use]
 pub fn features() -> Vec<String> {
     let mut found: Vec<String> = Vec::new();

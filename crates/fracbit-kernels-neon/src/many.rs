@@ -6,8 +6,8 @@
 //! of tokens, and sums stay in 2 x 2 blocks until the last column.
 
 use crate::{
-    body::{Dot, bytes_of},
     expand::{Expand, Sink},
+    microkernel::{Dot, bytes_of},
     neon::*,
     one::{load_lanes, load_scales, store_lanes},
     shims,
@@ -104,7 +104,7 @@ impl Stretch<'_> {
 }
 
 /// # Safety
-/// As [`strips`](crate::body::strips).
+/// As [`strips`](crate::microkernel::strips).
 pub(crate) unsafe fn many_tokens<E: Expand, D: Dot, const PAIRS: bool>(
     e: &E,
     args: &Args<'_>,
@@ -147,7 +147,7 @@ enum Kind {
 }
 
 /// # Safety
-/// As [`strips`](crate::body::strips).
+/// As [`strips`](crate::microkernel::strips).
 unsafe fn multiply<D: Dot>(
     kind: Kind,
     args: &Args<'_>,

@@ -4,7 +4,7 @@
 //!
 //! [`pack`]: crate::pack
 
-use fracbit_kernels::{BitPlanes, NestedBody};
+use fracbit_kernels::{BitPlanes, NestedMicrokernel};
 use std::arch::aarch64::*;
 
 /// Bytes of one bit of a tile.
@@ -12,9 +12,9 @@ const BIT: usize = 32;
 const LANES: usize = 16;
 
 /// What joins bits.
-pub(crate) fn body() -> NestedBody {
+pub(crate) fn microkernel() -> NestedMicrokernel {
     // SAFETY: NEON is part of the architecture; `run` is safe code.
-    unsafe { NestedBody::new(run) }
+    unsafe { NestedMicrokernel::new(run) }
 }
 
 fn run(planes: &BitPlanes<'_>, out: &mut [u8]) {

@@ -1,8 +1,8 @@
 //! One token: codes go through registers to four accumulators.
 
 use crate::{
-    body::{Dot, bytes_of},
     expand::{Books, Expand, Sink},
+    microkernel::{Dot, bytes_of},
     neon::*,
     shims::{self, Blocks, widen},
     words::{Words, unroll},
@@ -26,7 +26,7 @@ impl<D: Dot> Sink for Products<D> {
 
     #[inline(always)]
     fn put<const Q: i32, const G: usize>(&mut self, w: int8x16_t) {
-        // SAFETY: a body for `D` runs only where its instructions exist.
+        // SAFETY: a microkernel for `D` runs only where its instructions exist.
         self.sums[G] = unsafe { D::dot::<Q>(self.sums[G], w, self.x[0]) };
     }
 
@@ -122,8 +122,8 @@ fn in_twos(args: &Args<'_>) -> bool {
 }
 
 /// # Safety
-/// As [`strips`](crate::body::strips).
-#[inline(never)] // shared by bodies that differ only in what they do with several tokens
+/// As [`strips`](crate::microkernel::strips).
+#[inline(never)] // shared by microkernels that differ only in what they do with several tokens
 pub(crate) unsafe fn one_token<E: Expand, D: Dot>(e: &E, args: &Args<'_>, out: &mut [f32]) {
     let twos = E::GROUPED && in_twos(args);
     for strip in 0..args.strips {

@@ -1,4 +1,4 @@
-//! Bits of a canonical tile in the order that the bodies load.
+//! Bits of a canonical tile in the order that the microkernels load.
 //!
 //! Two orders, both permutations of the tile's bits, so that repacking costs no memory and can be
 //! undone.

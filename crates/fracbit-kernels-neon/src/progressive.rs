@@ -1,10 +1,10 @@
-//! The body of progressive schemes: codes of four columns and four rows times activations, in one
-//! dot product.
+//! The microkernel of progressive schemes: codes of four columns and four rows times activations,
+//! in one dot product.
 
 use crate::shims::sdot;
 use fracbit_kernels::{
-    Isa, PROGRESSIVE_BYTES, PROGRESSIVE_COLUMNS, PROGRESSIVE_GROUP, ProgressiveArgs, ProgressiveBody,
-    ProgressiveFactors,
+    Isa, PROGRESSIVE_BYTES, PROGRESSIVE_COLUMNS, PROGRESSIVE_GROUP, ProgressiveArgs, ProgressiveFactors,
+    ProgressiveMicrokernel,
 };
 use std::arch::aarch64::*;
 
@@ -15,11 +15,11 @@ const PAIR: usize = 2;
 /// Pieces of a group.
 const PIECES: usize = PROGRESSIVE_GROUP / PROGRESSIVE_COLUMNS;
 
-/// The body, where the processor has `dotprod`.
-pub(crate) fn body() -> Option<ProgressiveBody> {
+/// The microkernel, where the processor has `dotprod`.
+pub(crate) fn microkernel() -> Option<ProgressiveMicrokernel> {
     // SAFETY: `dotprod` was detected. `strips` reads what slices hold, through indices that are
     // checked.
-    let new = || unsafe { ProgressiveBody::new(Isa::Dotprod, strips) };
+    let new = || unsafe { ProgressiveMicrokernel::new(Isa::Dotprod, strips) };
     std::arch::is_aarch64_feature_detected!("dotprod").then(new)
 }
 

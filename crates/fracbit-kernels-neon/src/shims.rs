@@ -1,8 +1,8 @@
 //! Instructions whose intrinsics are not stable, as assembly: the only file that spells them.
 //!
 //! `.arch_extension` lets the assembler take them in functions without the target feature; that the
-//! processor has them is for the caller to know (a body that uses them is installed only where they
-//! were detected).
+//! processor has them is for the caller to know (a microkernel that uses them is installed only
+//! where they were detected).
 
 use std::arch::{aarch64::*, asm};
 

@@ -1,17 +1,17 @@
 //! Which expander runs a codebook, and the constants it reads.
 
 use crate::{
-    body::{Dot, strips},
     expand::{Expand, Fast, Fields, Fine, Gather, Scalar, Turned, Vector, kind},
     groups::{Books2, Books4, BooksAny, Int4, Int8},
     halves::Halves,
+    microkernel::{Dot, strips},
     pack,
 };
 use fracbit_base::{Books, Code, Family};
 use fracbit_format::{Codebook, Grid, trellis::Steps};
 use fracbit_kernels::{Line, Packing, StripFn};
 
-/// A body for a codebook.
+/// A microkernel for a codebook.
 pub(crate) struct Choice {
     pub(crate) table: Vec<Line>,
     /// `None`: canonical tiles.

@@ -1,5 +1,5 @@
-//! Every body of this backend against the scalar reference: scheme x table length x instruction set
-//! x case.
+//! Every microkernel of this backend against the scalar reference: scheme x table length x
+//! instruction set x case.
 //!
 //! The family is exact: whole results agree bit for bit. What this machine cannot run is listed as
 //! skipped, on a line that `cargo xtask parity` looks for.
@@ -31,7 +31,7 @@ fn flat() -> impl Iterator<Item = Scheme> {
 }
 
 #[test]
-fn every_body_gives_the_bits_of_the_reference() {
+fn every_microkernel_gives_the_bits_of_the_reference() {
     let have = backends();
     let (mut seed, mut ran) = (0, 0);
     // On emulated processors a part of the cases may have to do: every second or fifth, and each
@@ -61,9 +61,9 @@ fn every_body_gives_the_bits_of_the_reference() {
                     }
                 }
             }
-            // Every palette scheme has a body of its own on every instruction set of this backend,
-            // but for additive codebooks of 256 centroids, and progressive ones have one for dot
-            // products.
+            // Every palette scheme has a microkernel of its own on every instruction set of this
+            // backend, but for additive codebooks of 256 centroids, and progressive ones have one
+            // for dot products.
             for (isa, kernels) in &have {
                 let progressive = SchemeSpec::of(scheme).second_level.is_some();
                 let want = match isa {
@@ -96,7 +96,7 @@ fn nested_scalar_codes_give_the_bits_of_the_reference_at_every_precision() {
 #[test]
 fn operations_beside_the_matrices_give_the_bits_of_the_reference() {
     for (isa, kernels) in backends() {
-        assert_eq!(kernels.vectors().isa(), Isa::Neon, "{isa}: attention has one body");
+        assert_eq!(kernels.vectors().isa(), Isa::Neon, "{isa}: attention has one microkernel");
         cases::vectors::check(&kernels.vectors());
     }
 }

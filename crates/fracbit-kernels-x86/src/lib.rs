@@ -18,7 +18,7 @@ mod vectors;
 #[cfg(target_arch = "x86_64")]
 mod walsh;
 
-/// Adds the bodies that this processor can run and `FRACBIT_ISA` allows. Returns the best
+/// Adds the microkernels that this processor can run and `FRACBIT_ISA` allows. Returns the best
 /// instruction set added.
 ///
 /// # Errors
@@ -28,8 +28,8 @@ pub fn install(kernels: &mut Kernels) -> Result<Isa, IsaError> {
     Ok(install_up_to(kernels, most))
 }
 
-/// Adds the bodies that this processor can run, up to `most`. Returns the best instruction set
-/// added.
+/// Adds the microkernels that this processor can run, up to `most`. Returns the best instruction
+/// set added.
 pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
     let mut best = Isa::Scalar;
     #[cfg(target_arch = "x86_64")]
@@ -37,30 +37,32 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
         if most >= Isa::Avx2
             && let Some(proof) = avx2::Avx2::detect()
         {
-            kernels.install(avx2::body);
+            kernels.install(avx2::microkernel);
             kernels.install_vectors(avx2::vectors(proof));
-            kernels.install_progressive(avx2::progressive::body(proof));
-            kernels.install_nested(avx2::nested::body(proof));
+            kernels.install_progressive(avx2::progressive::microkernel(proof));
+            kernels.install_nested(avx2::nested::microkernel(proof));
             kernels.install_linear(avx2::halves::linear);
             best = Isa::Avx2;
         }
         if most >= Isa::AvxVnni
             && let Some(proof) = avx2::AvxVnni::detect()
         {
-            kernels.install(avx2::vnni_body);
-            kernels.install_progressive(avx2::progressive::vnni_body(proof));
+            kernels.install(avx2::vnni_microkernel);
+            kernels.install_progressive(avx2::progressive::vnni_microkernel(proof));
             best = Isa::AvxVnni;
         }
         if most >= Isa::Avx512
             && let Some(proof) = avx512::Avx512::detect()
         {
-            kernels.install(avx512::body);
+            kernels.install(avx512::microkernel);
             kernels.install_vectors(avx512::vectors(proof));
-            kernels.install_progressive(avx512::progressive::body(proof));
+            kernels.install_progressive(avx512::progressive::microkernel(proof));
+            kernels.install_linear(avx512::psumbook::linear);
+            kernels.install_linear(avx512::halves::linear);
             best = Isa::Avx512;
         }
         if most >= Isa::Amx && avx512::Amx::detect().is_some() {
-            kernels.install(avx512::amx_body);
+            kernels.install(avx512::amx_microkernel);
             best = Isa::Amx;
         }
     }
@@ -68,14 +70,14 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
     best
 }
 
-/// Makes matrices of additive codebooks of 256 centroids build and read Psumbooks for few tokens,
-/// in place of expanding codes, up to `most`; false where the processor lacks AVX2. [`install`]
-/// leaves it out (`docs/lab/2026-11-speed.md`), and does so for codebooks of 16; results have the
-/// same bits.
+/// Makes all matrices of additive codebooks of 256 centroids build and read Psumbooks for few
+/// tokens, in place of expanding codes, up to `most`; false where the processor lacks AVX2.
+/// [`install`] does so where that is faster: with AVX-512, one token and many rows
+/// (`docs/lab/2026-11-speed.md`), and for codebooks of 16; results have the same bits.
 pub fn install_psumbook(kernels: &mut Kernels, most: Isa) -> bool {
     #[cfg(target_arch = "x86_64")]
     if most >= Isa::Avx512 && avx512::Avx512::detect().is_some() {
-        kernels.install_linear(avx512::psumbook::linear);
+        kernels.install_linear(avx512::psumbook::everywhere);
         return true;
     } else if most >= Isa::Avx2 && avx2::Avx2::detect().is_some() {
         kernels.install_linear(avx2::linear);

@@ -2,8 +2,8 @@
 //! with.
 //!
 //! Both are loops over the widest instructions that this processor has, whatever `FRACBIT_ISA`
-//! says: a limit is one of the machine, not of the bodies in use. Both return a number that is
-//! known beforehand, so that a loop that the compiler shortened shows.
+//! says: a limit is one of the machine, not of the microkernels in use. Both return a number that
+//! is known beforehand, so that a loop that the compiler shortened shows.
 //!
 //! - Reads: four streams a quarter of the slice apart, one accumulator each, so that several pages
 //!   are under way at once: a hardware prefetcher stops at the end of a 4 KiB page. Loads are
@@ -20,20 +20,21 @@ const ACCUMULATORS: usize = 12;
 #[must_use]
 pub fn read_sum(data: &[u64]) -> u64 {
     let streams = data.len() / 4 / READ * READ;
-    let (body, tail) = data.split_at(4 * streams);
+    let (bulk, tail) = data.split_at(4 * streams);
     let tail = portable::sum(tail);
     #[cfg(target_arch = "x86_64")]
     {
         if x86::has_avx512() {
-            // SAFETY: the features were detected; `body` is four streams of whole groups of `READ`.
-            return tail.wrapping_add(unsafe { x86::sum_avx512(body) });
+            // SAFETY: the features were detected; `bulk` is four streams of whole groups of
+            // `READ`.
+            return tail.wrapping_add(unsafe { x86::sum_avx512(bulk) });
         }
         if is_x86_feature_detected!("avx2") {
             // SAFETY: as above.
-            return tail.wrapping_add(unsafe { x86::sum_avx2(body) });
+            return tail.wrapping_add(unsafe { x86::sum_avx2(bulk) });
         }
     }
-    tail.wrapping_add(portable::sum(body))
+    tail.wrapping_add(portable::sum(bulk))
 }
 
 /// Numbers that each stream reads at once: a cache line.
@@ -81,7 +82,7 @@ pub fn tile_peak(rounds: u32) -> Option<u64> {
     None
 }
 
-/// For machines without a body of their own; the compiler makes of it what it can.
+/// For machines without a microkernel of their own; the compiler makes of it what it can.
 mod portable {
     use std::hint::black_box;
 
@@ -201,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_body_sums_every_length() {
+    fn every_microkernel_sums_every_length() {
         let data: Vec<u64> = (0..300u64).map(|i| i.wrapping_mul(0x9E37_79B9_7F4A_7C15)).collect();
         for len in 0..data.len() {
             let want = data[..len].iter().fold(0u64, |s, v| s.wrapping_add(*v));

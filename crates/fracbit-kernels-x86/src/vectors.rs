@@ -255,8 +255,8 @@ macro_rules! attend {
     };
 }
 
-/// A module with the bodies that need no intrinsics, compiled with `$features`, and the table of
-/// all.
+/// A module with the microkernels that need no intrinsics, compiled with `$features`, and the table
+/// of all.
 macro_rules! table {
     ($isa:expr, $features:literal, $proof:ty, $bf16_tile:expr) => {
         use fracbit_kernels::{

@@ -1,5 +1,5 @@
-//! Every body of this backend against the scalar reference: scheme x table length x instruction set
-//! x case.
+//! Every microkernel of this backend against the scalar reference: scheme x table length x
+//! instruction set x case.
 //!
 //! The family is exact: whole results agree bit for bit. What this machine cannot run is listed as
 //! skipped.
@@ -34,7 +34,7 @@ fn flat() -> impl Iterator<Item = Scheme> {
 }
 
 #[test]
-fn every_body_gives_the_bits_of_the_reference() {
+fn every_microkernel_gives_the_bits_of_the_reference() {
     let (have, skip) = backends();
     let mut matrix = String::new();
     let mut seed = 0;
@@ -53,8 +53,8 @@ fn every_body_gives_the_bits_of_the_reference() {
                     let what = format!("{scheme} {lengths:?} {isa} {rows}x{cols} batch {batch} ({why})");
                     assert_same(&want, &got, &what);
                     if let Some(index) = books[0].additive() {
-                        // What is not installed: Psumbooks of 256 centroids, and expanding the
-                        // codes of 16.
+                        // What is not installed, or not for such matrices: Psumbooks of 256
+                        // centroids, and expanding the codes of 16.
                         let mut kernels = kernels.clone();
                         if index.bits == 4 {
                             let got = product(&kernels.clone().expanding(), &packed, &mut x);
@@ -67,8 +67,8 @@ fn every_body_gives_the_bits_of_the_reference() {
                 }
             }
             for (isa, kernels) in &have {
-                // Every scheme has a body of its own on every instruction set of this backend, but
-                // where AMX has nothing to win.
+                // Every scheme has a microkernel of its own on every instruction set of this
+                // backend, but where AMX has nothing to win.
                 for book in &books {
                     let group_wise = matches!(book.scheme().family(), Family::Gnuq | Family::Int);
                     let plain = *isa == Isa::Amx && (group_wise || book.grid() == Grid::I16);
@@ -78,8 +78,11 @@ fn every_body_gives_the_bits_of_the_reference() {
                         isa => isa,
                     };
                     if matches!(book.scheme().family(), Family::Additive(_)) {
-                        let bodies = [Isa::Avx2, Isa::AvxVnni];
-                        assert!(bodies.contains(&kernels.isa(book)), "{scheme}: for registers of 256 bits");
+                        let microkernels = [Isa::Avx2, Isa::AvxVnni];
+                        assert!(
+                            microkernels.contains(&kernels.isa(book)),
+                            "{scheme}: for registers of 256 bits"
+                        );
                         continue;
                     }
                     assert_eq!(kernels.isa(book), want, "{scheme} {lengths:?}");

@@ -245,7 +245,7 @@ impl<T: Copy + Default + bytemuck::Pod + Sync> Form<T> {
             return;
         }
         let (tiles, groups, stride) = (cols.div_ceil(TILE_COLS), cols.div_ceil(GROUP), stride(cols));
-        // A body that takes `Interleave::Rows` reads whole groups of them.
+        // A microkernel that takes `Interleave::Rows` reads whole groups of them.
         let room = if batch == 1 { stride } else { batch.next_multiple_of(ROWS) * stride + ROW_OVERREAD };
         self.ints.renew(room);
         self.scales.resize(batch * groups, 0.0);

@@ -1,26 +1,27 @@
-//! What a body is given.
+//! What a microkernel is given.
 
 use crate::Line;
 use fracbit_format::{Codebook, Grid, TILE_COLS, TILE_ROWS};
 use half::f16;
 
-/// Bytes behind the last tile that a body may read (and must not depend on).
+/// Bytes behind the last tile that a microkernel may read (and must not depend on).
 pub const OVERREAD: usize = 256;
-/// Most tokens of one call of a body; a multiple of [`PANEL_TOKENS`].
+/// Most tokens of one call of a microkernel; a multiple of [`PANEL_TOKENS`].
 pub const MAX_TOKENS: usize = 512;
 /// Tokens that a panel of [`Interleave::Eights`] interleaves.
 pub const PANEL_TOKENS: usize = 8;
-/// Tokens from which on activations come as panels of [`Interleave::Eights`], to bodies that take
-/// them.
+/// Tokens from which on activations come as panels of [`Interleave::Eights`], to microkernels that
+/// take them.
 pub const PANEL_FROM: usize = 9;
 /// Tokens from which on activations come as [`Interleave::EvenOdd`], up to [`PANEL_FROM`], to
-/// bodies that take them: with fewer vectors alone are as fast.
+/// microkernels that take them: with fewer vectors alone are as fast.
 pub(crate) const EVEN_ODD_FROM: usize = 5;
 /// Tokens of a group of [`Interleave::Rows`]; [`MAX_TOKENS`] is a multiple.
 pub const ROWS: usize = 16;
-/// Bytes behind the last row of activations that a body which takes [`Interleave::Rows`] may read.
+/// Bytes behind the last row of activations that a microkernel which takes [`Interleave::Rows`] may
+/// read.
 pub(crate) const ROW_OVERREAD: usize = 64;
-/// Most strips of one call of a body for several tokens.
+/// Most strips of one call of a microkernel for several tokens.
 pub const MAX_STRIPS: usize = 2;
 /// Most strips of one call for one token, and with [`Interleave::EvenOdd`]: few enough to share
 /// out, enough that starting a call costs nothing.
@@ -65,14 +66,14 @@ pub struct Block {
 ///     if block.closes: out = out + inner * scale(strip, group, row); inner = 0
 /// ```
 ///
-/// Each `+` and `*` on floats rounds once (no fused operation), so that all bodies give the same
-/// bits. Only `matmul` of this crate builds this; every length below is then as stated.
+/// Each `+` and `*` on floats rounds once (no fused operation), so that all microkernels give the
+/// same bits. Only `matmul` of this crate builds this; every length below is then as stated.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Args<'a> {
     /// The table that makes codes integers.
     pub codebook: &'a Codebook,
-    /// The body's own constants.
+    /// The microkernel's own constants.
     pub table: &'a [Line],
     /// Codes from the first tile of the first strip; readable to [`OVERREAD`] bytes behind the last
     /// tile.
@@ -86,8 +87,8 @@ pub struct Args<'a> {
     pub strips: usize,
     /// Tiles of the segment in one strip.
     pub tiles: usize,
-    /// Weight scales, `(strip, group, 16)`, in the body's order of lanes; 0 for padded rows. Their
-    /// lowest bits number the codebook of a group-wise scheme ([`Codebook::book_of`]).
+    /// Weight scales, `(strip, group, 16)`, in the microkernel's order of lanes; 0 for padded rows.
+    /// Their lowest bits number the codebook of a group-wise scheme ([`Codebook::book_of`]).
     pub scales: &'a [f16],
     /// Weight scales of a row.
     pub groups: usize,
@@ -116,8 +117,8 @@ pub struct Args<'a> {
     pub block_starts: &'a [i32],
 }
 
-/// How activations of several tokens come to a body: how many a [`Panel`] lays side by side, and
-/// how finely.
+/// How activations of several tokens come to a microkernel: how many a [`Panel`] lays side by side,
+/// and how finely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interleave {
     /// Pieces of four bytes (four activations on the int8 grid, two on the int16 grid) of
@@ -136,7 +137,7 @@ pub enum Interleave {
 }
 
 impl Interleave {
-    /// Tokens from which on activations come so, to bodies that take them.
+    /// Tokens from which on activations come so, to microkernels that take them.
     pub(crate) const fn from(self) -> usize {
         match self {
             Self::Eights | Self::Rows => PANEL_FROM,
@@ -151,7 +152,7 @@ impl Interleave {
     }
 }
 
-/// Activations of several tokens side by side, so that a body reads them as one stream.
+/// Activations of several tokens side by side, so that a microkernel reads them as one stream.
 ///
 /// Tokens come in groups (see [`Interleave`]); a group is `(piece, token)`. Lengths count units of
 /// four bytes.
@@ -202,7 +203,7 @@ impl Args<'_> {
         self.out_at(self.strips, self.tokens - 1)
     }
 
-    /// Repeats the promises as debug assertions; bodies call it first.
+    /// Repeats the promises as debug assertions; microkernels call it first.
     pub fn debug_check(&self) {
         let most = if self.tokens == 1 || self.interleave == Some(Interleave::EvenOdd) {
             ONE_TOKEN_STRIPS

@@ -1,8 +1,8 @@
-//! The cases that every body is checked on, and seeded inputs for them.
+//! The cases that every microkernel is checked on, and seeded inputs for them.
 //!
 //! Parity class of the family: exact. Integer sums are exact and the floating-point epilogue has
-//! one order of operations (see [`Args`](crate::Args)), so a body agrees with the scalar reference
-//! bit for bit.
+//! one order of operations (see [`Args`](crate::Args)), so a microkernel agrees with the scalar
+//! reference bit for bit.
 
 pub mod vectors;
 
@@ -14,8 +14,8 @@ use crate::{
 };
 use fracbit_base::{Code, Scheme, Shape};
 use fracbit_format::{
-    BitWriter, Codebook, Grid, Grouping, Index, Layers, Layout, PackedError, PackedView, Planes, Ramp,
-    SchemeSpec, quarter_turns, read_bits,
+    BitWriter, Codebook, Grid, Grouping, Index, Layout, PackedError, PackedView, PiecewiseLinear, Planes,
+    SchemeSpec, TwoLevel, quarter_turns, read_bits,
 };
 use half::f16;
 
@@ -295,31 +295,31 @@ pub fn magnitudes(scheme: Scheme, length: usize, layers: Option<[i16; 2]>) -> Co
         (coarse[0], fine[0], fine[1]) = (first, 0, second - first);
     }
     let mut entries: Vec<i16> = (0..length)
-        .map(|x| match layers.is_some() && x < Layers::free(length) {
+        .map(|x| match layers.is_some() && x < TwoLevel::free(length) {
             true => coarse[x / (length / 16)] + fine[x % 16],
             false => below(127),
         })
         .collect();
     (entries[length - 2], entries[length - 1]) = (0, 127);
     let book = Codebook::new(scheme, entries, 0.01).expect("a length of the scheme");
-    assert_eq!(book.layers().is_some(), layers.is_some(), "{scheme}, {length} entries");
+    assert_eq!(book.two_level().is_some(), layers.is_some(), "{scheme}, {length} entries");
     book
 }
 
-/// A codebook of magnitudes that are a [`Ramp`] with this mask, 0 and 127 among them.
+/// A codebook of magnitudes that are a [`PiecewiseLinear`] with this mask, 0 and 127 among them.
 ///
 /// # Panics
 /// When `scheme` is no trellis scheme of one sign a weight.
 #[must_use]
 pub fn ramped(scheme: Scheme, mask: u8) -> Codebook {
     let mut random = Random::new(u64::from(mask));
-    let mut ends: [i16; Ramp::LEN] =
+    let mut ends: [i16; PiecewiseLinear::LEN] =
         std::array::from_fn(|_| i16::try_from(random.next() % 128).expect("small"));
-    (ends[Ramp::FREE], ends[Ramp::LEN - 2]) = (0, 127);
-    let entry = |x: usize| if x < Ramp::FREE { Ramp::at(x) } else { ends[x] };
-    let entries = (0..Ramp::LEN).map(|x| entry(x & usize::from(mask))).collect();
+    (ends[PiecewiseLinear::FREE], ends[PiecewiseLinear::LEN - 2]) = (0, 127);
+    let entry = |x: usize| if x < PiecewiseLinear::FREE { PiecewiseLinear::at(x) } else { ends[x] };
+    let entries = (0..PiecewiseLinear::LEN).map(|x| entry(x & usize::from(mask))).collect();
     let book = Codebook::new(scheme, entries, 0.01).expect("a length of the scheme");
-    assert_eq!(book.ramp(), Some(Ramp { mask }), "{scheme}");
+    assert_eq!(book.piecewise_linear(), Some(PiecewiseLinear { mask }), "{scheme}");
     book
 }
 

@@ -1,5 +1,5 @@
-//! The kernel of matrices whose codes are expanded to integers and then multiplied: a body for
-//! every segment, and for every precision of nested scalar codes.
+//! The kernel of matrices whose codes are expanded to integers and then multiplied: a microkernel
+//! for every segment, and for every precision of nested scalar codes.
 
 use crate::{
     Activations, Args, Ints, Isa, Kernels, Precision, Team, Vectors,
@@ -8,7 +8,7 @@ use crate::{
         BLOCK_TILES, Block, Interleave, MAX_STRIPS, MAX_TOKENS, ONE_TOKEN_STRIPS, OVERREAD, PANEL_FROM,
         WIDE_BLOCK_TILES,
     },
-    kernels::Body,
+    kernels::Microkernel,
     linear::{Call, Input, LinearKernel, Prepared},
     lines::{self, Buffer},
 };
@@ -25,10 +25,10 @@ use nested::{CHUNK, Nested};
 /// Bytes of the largest tile, at 8 bits a weight.
 const MAX_TILE: usize = 256;
 
-/// Packed codes with the bodies chosen for them: every tile is expanded to integers, which meet
-/// integer activations.
+/// Packed codes with the microkernels chosen for them: every tile is expanded to integers, which
+/// meet integer activations.
 ///
-/// Codes are held once, in the canonical order of `fracbit-format` or, where a body has a
+/// Codes are held once, in the canonical order of `fracbit-format` or, where a microkernel has a
 /// [`Packing`](crate::Packing), with the bits of each tile permuted, at 64-byte alignment and with
 /// room behind for whole-vector loads. Scales are regrouped by strip.
 #[derive(Clone, Debug)]
@@ -41,7 +41,7 @@ pub(crate) struct ExpandThenDot {
     nested: Option<Nested>,
 }
 
-/// A segment with its body.
+/// A segment with its microkernel.
 #[derive(Clone, Debug)]
 struct Part {
     segment: Segment,
@@ -50,7 +50,7 @@ struct Part {
     /// Of its plane.
     gain: f32,
     codebook: Codebook,
-    body: Body,
+    microkernel: Microkernel,
     blocks: Vec<Block>,
     scales: Arc<[f16]>, // (strip, group, lane)
     first_group: usize,
@@ -60,7 +60,7 @@ struct Part {
 }
 
 impl ExpandThenDot {
-    /// Copies `view` and chooses a body for each of its segments.
+    /// Copies `view` and chooses a microkernel for each of its segments.
     pub(crate) fn new(kernels: &Kernels, view: &PackedView<'_>) -> Self {
         let layout = view.layout().clone();
         if let [book] = view.codebooks()
@@ -77,7 +77,7 @@ impl ExpandThenDot {
             .map(|(segment, codebook)| Part::new(kernels, view, *segment, codebook))
             .collect();
         for part in &parts {
-            let Some(packing) = part.body.packing() else { continue };
+            let Some(packing) = part.microkernel.packing() else { continue };
             let Segment { start, end, offset, tile_bytes, .. } = part.segment;
             let mut canonical = [0; MAX_TILE];
             let canonical = &mut canonical[..tile_bytes];
@@ -93,7 +93,7 @@ impl ExpandThenDot {
         Self { layout, codes, group: view.group(), vectors: kernels.vectors(), parts, nested: None }
     }
 
-    /// Puts codes in order by bits, and chooses a body of plain codes for every precision.
+    /// Puts codes in order by bits, and chooses a microkernel of plain codes for every precision.
     fn nested(kernels: &Kernels, view: &PackedView<'_>, book: &Codebook, low: u32) -> Self {
         let layout = view.layout().clone();
         let (across, scheme) = (layout.tiles_across(), layout.scheme());
@@ -117,7 +117,7 @@ impl ExpandThenDot {
         if stride > 0 {
             let strips = lines::bytes_mut(&mut codes).chunks_exact_mut(stride);
             let nibbles = plain(book, low);
-            let packing = kernels.body(&nibbles).packing();
+            let packing = kernels.microkernel(&nibbles).packing();
             for (strip, out) in view.codes().chunks_exact(stride).zip(strips) {
                 nested.split(&nibbles, packing, strip, out);
             }
@@ -141,19 +141,19 @@ impl ExpandThenDot {
         &self.parts[..end]
     }
 
-    /// Some strips of one call of the bodies, all segments, added to `out`.
+    /// Some strips of one call of the microkernels, all segments, added to `out`.
     fn multiply(&self, parts: &[Part], call: &Call<'_>, strips: Range<usize>, out: &mut [f32]) {
         let Call { x, tokens, together, stride: out_stride, factors: mut before, .. } = call.clone();
         for part in parts {
             let first = tokens.start * x.stride() + part.segment.start * TILE_COLS;
-            let interleave = part.body.interleave(together);
+            let interleave = part.microkernel.interleave(together);
             let (blocks, per_strip) = (part.blocks.len(), part.groups * TILE_ROWS);
             let factors = before + tokens.start * blocks..before + tokens.end * blocks;
             before += x.batch() * blocks;
             let run = |codes: &[u8], stride: usize, out: &mut [f32]| {
                 let args = Args {
                     codebook: &part.codebook,
-                    table: part.body.table(),
+                    table: part.microkernel.table(),
                     codes,
                     stride,
                     tile_bytes: part.segment.tile_bytes,
@@ -178,7 +178,7 @@ impl ExpandThenDot {
                     block_scales: &x.block_scales[factors.clone()],
                     block_starts: &x.block_starts[factors],
                 };
-                part.body.run(&args, out);
+                part.microkernel.run(&args, out);
             };
             match &self.nested {
                 None => run(self.codes_of(part, strips.start), self.stride(), out),
@@ -230,7 +230,7 @@ impl LinearKernel for ExpandThenDot {
     }
 
     fn isa(&self) -> Isa {
-        self.parts.iter().map(|p| p.body.isa()).min().unwrap_or(Isa::Scalar)
+        self.parts.iter().map(|p| p.microkernel.isa()).min().unwrap_or(Isa::Scalar)
     }
 
     fn bytes(&self) -> usize {
@@ -266,7 +266,7 @@ impl LinearKernel for ExpandThenDot {
                         &*joined
                     }
                 };
-                let code = match part.body.packing() {
+                let code = match part.microkernel.packing() {
                     None => code,
                     Some(packing) => {
                         (packing.unpack)(&part.codebook, code, canonical);
@@ -294,7 +294,7 @@ impl LinearKernel for ExpandThenDot {
     fn group_tokens(&self, precision: Precision) -> usize {
         let parts = self.parts(precision);
         (1..PANEL_FROM)
-            .take_while(|&n| parts.iter().all(|part| part.body.interleave(n).is_none()))
+            .take_while(|&n| parts.iter().all(|part| part.microkernel.interleave(n).is_none()))
             .last()
             .unwrap_or(0)
     }
@@ -304,13 +304,13 @@ impl LinearKernel for ExpandThenDot {
     fn call_tokens(&self, precision: Precision, together: usize) -> usize {
         const ROOM: usize = 5 << 18;
         let parts = self.parts(precision);
-        let rows = parts.iter().all(|part| part.body.interleave(together) == Some(Interleave::Rows));
+        let rows = parts.iter().all(|part| part.microkernel.interleave(together) == Some(Interleave::Rows));
         if rows { ROOM / stride(self.shape().cols) } else { MAX_TOKENS }
     }
 
     fn prepare(&self, input: &Input<'_>, to: &mut Prepared<'_>, team: &Team<'_>) {
         for part in self.parts(input.precision) {
-            let panels = part.body.interleave(input.together);
+            let panels = part.microkernel.interleave(input.together);
             prepare(part, &self.vectors, (input.most, panels), input.values, to.0, team);
         }
     }
@@ -321,8 +321,9 @@ impl LinearKernel for ExpandThenDot {
         // of a strip lie behind each other. Where tile registers are told their shapes anew by
         // every call, calls should be few.
         let parts = self.parts(call.precision);
-        let tile_registers =
-            || parts.iter().all(|part| part.body.interleave(call.together) == Some(Interleave::EvenOdd));
+        let tile_registers = || {
+            parts.iter().all(|part| part.microkernel.interleave(call.together) == Some(Interleave::EvenOdd))
+        };
         let each = match tokens.len() {
             1 if parts.len() > 1 => 1,
             1 if call.alone => ONE_TOKEN_STRIPS,
@@ -339,7 +340,7 @@ impl LinearKernel for ExpandThenDot {
 
 impl Part {
     fn new(kernels: &Kernels, view: &PackedView<'_>, segment: Segment, codebook: &Codebook) -> Self {
-        let body = kernels.body(codebook);
+        let microkernel = kernels.microkernel(codebook);
         let Shape { rows, .. } = view.shape();
         let of_plane = &view.scales()[segment.plane * rows * view.groups()..][..rows * view.groups()];
         let first_group = segment.start * TILE_COLS / view.group();
@@ -347,21 +348,21 @@ impl Part {
         let mut scales = Vec::with_capacity(view.layout().tiles_down() * groups * TILE_ROWS);
         for strip in 0..view.layout().tiles_down() {
             for group in first_group..first_group + groups {
-                scales.extend(body.lanes().iter().map(|&row| {
+                scales.extend(microkernel.lanes().iter().map(|&row| {
                     let row = strip * TILE_ROWS + usize::from(row);
                     if row < rows { of_plane[row * view.groups() + group] } else { f16::ZERO }
                 }));
             }
         }
         let mut lane_of = [0; TILE_ROWS];
-        (0..).zip(body.lanes()).for_each(|(lane, &row)| lane_of[usize::from(row)] = lane);
+        (0..).zip(microkernel.lanes()).for_each(|(lane, &row)| lane_of[usize::from(row)] = lane);
         let most = match codebook.grid() {
             Grid::I8 => BLOCK_TILES,
             Grid::I16 => WIDE_BLOCK_TILES,
         };
         let blocks = blocks(&segment, view.group() / TILE_COLS, most);
         let (gain, codebook, scales) = (view.gains()[segment.plane], codebook.clone(), scales.into());
-        Self { segment, bits: 0, gain, codebook, body, blocks, scales, first_group, groups, lane_of }
+        Self { segment, bits: 0, gain, codebook, microkernel, blocks, scales, first_group, groups, lane_of }
     }
 }
 

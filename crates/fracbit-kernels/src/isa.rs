@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-/// An instruction set for which kernel bodies exist, from the least to the most capable of each
+/// An instruction set for which microkernels exist, from the least to the most capable of each
 /// architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]

@@ -1,9 +1,9 @@
-//! The dispatch table: which body runs a codebook.
+//! The dispatch table: which microkernel runs a codebook.
 
 use crate::{
     Args, Interleave, Isa, Line, LinearKernel, Vectors,
-    expand::{self, ExpandThenDot, nested::NestedBody, psumbook::PsumTile},
-    progressive::{Progressive, ProgressiveBody},
+    expand::{self, ExpandThenDot, nested::NestedMicrokernel, psumbook::PsumTile},
+    progressive::{Progressive, ProgressiveMicrokernel},
     reference,
 };
 use fracbit_format::{Codebook, PackedView, SchemeSpec, TILE_ROWS};
@@ -16,22 +16,22 @@ pub type StripFn = unsafe fn(&Args<'_>, &mut [f32]);
 /// is installed.
 pub type LinearProvider = fn(&Kernels, &PackedView<'_>) -> Option<Arc<dyn LinearKernel>>;
 
-/// Finds the body of a codebook, or `None` when the backend has none for it.
-pub type Provider = fn(&Codebook) -> Option<Body>;
+/// Finds the microkernel of a codebook, or `None` when the backend has none for it.
+pub type Provider = fn(&Codebook) -> Option<Microkernel>;
 
-/// How a body wants the bytes of a tile: a permutation of the canonical ones, made when a matrix is
-/// loaded.
+/// How a microkernel wants the bytes of a tile: a permutation of the canonical ones, made when a
+/// matrix is loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct Packing {
-    /// Canonical tile to the body's.
+    /// Canonical tile to the microkernel's.
     pub pack: fn(&Codebook, &[u8], &mut [u8]),
-    /// The body's tile to the canonical one.
+    /// The microkernel's tile to the canonical one.
     pub unpack: fn(&Codebook, &[u8], &mut [u8]),
 }
 
-/// One kernel body made ready for one codebook.
+/// One microkernel made ready for one codebook.
 #[derive(Clone, Debug)]
-pub struct Body {
+pub struct Microkernel {
     isa: Isa,
     table: Vec<Line>,
     lanes: [u8; TILE_ROWS],
@@ -40,10 +40,10 @@ pub struct Body {
     panels: &'static [Interleave],
 }
 
-impl Body {
-    /// A body for `isa`. `table` holds whatever constants the body wants to find in
-    /// [`Args::table`]; `lanes[i]` is the tile row whose scale the body expects at place `i` of a
-    /// strip's scales.
+impl Microkernel {
+    /// A microkernel for `isa`. `table` holds whatever constants the microkernel wants to find in
+    /// [`Args::table`]; `lanes[i]` is the tile row whose scale the microkernel expects at place `i`
+    /// of a strip's scales.
     ///
     /// # Panics
     /// When `lanes` is no permutation of the rows of a tile.
@@ -53,23 +53,23 @@ impl Body {
     /// this `table` and a codebook equal to the one the provider was asked about, for all values of
     /// codes and activations.
     #[must_use]
-    #[expect(unsafe_code, reason = "the contract that lets safe code call bodies with target features")]
+    #[expect(unsafe_code, reason = "the contract that lets safe code call microkernels with target features")]
     pub unsafe fn new(isa: Isa, table: Vec<Line>, lanes: [u8; TILE_ROWS], run: StripFn) -> Self {
         let mut seen = [false; TILE_ROWS];
         lanes.iter().for_each(|&row| seen[usize::from(row)] = true);
-        assert_eq!(seen, [true; TILE_ROWS], "lanes of a body are a permutation");
+        assert_eq!(seen, [true; TILE_ROWS], "lanes of a microkernel are a permutation");
         Self { isa, table, lanes, run, packing: None, panels: &[] }
     }
 
-    /// The body reads tiles packed by `packing` instead of canonical ones.
+    /// The microkernel reads tiles packed by `packing` instead of canonical ones.
     #[must_use]
     pub const fn with_packing(mut self, packing: Packing) -> Self {
         self.packing = Some(packing);
         self
     }
 
-    /// The same body, which takes activations of several tokens in these ways, each from more
-    /// tokens on than the one before it.
+    /// The same microkernel, which takes activations of several tokens in these ways, each from
+    /// more tokens on than the one before it.
     #[must_use]
     pub const fn with_panels(mut self, interleaves: &'static [Interleave]) -> Self {
         self.panels = interleaves;
@@ -99,16 +99,16 @@ impl Body {
         &self.table
     }
 
-    #[expect(unsafe_code, reason = "the one call of a body")]
+    #[expect(unsafe_code, reason = "the one call of a microkernel")]
     pub(crate) fn run(&self, args: &Args<'_>, out: &mut [f32]) {
         debug_assert_eq!(out.len(), args.out_len(), "one vector per strip and token");
-        // SAFETY: `Body::new` was promised the instruction set and soundness for arguments built by
-        // `matmul`.
+        // SAFETY: `Microkernel::new` was promised the instruction set and soundness for arguments
+        // built by `matmul`.
         unsafe { (self.run)(args, out) }
     }
 }
 
-/// Providers of kernels and of kernel bodies. A plain value: tests build as many as they like.
+/// Providers of kernels and of microkernels. A plain value: tests build as many as they like.
 ///
 /// A codebook is offered to the providers from the last installed to the first, so that the order
 /// of installation is the policy; the scalar reference takes what nobody else does.
@@ -116,8 +116,8 @@ impl Body {
 pub struct Kernels {
     linear: Vec<LinearProvider>,
     providers: Vec<Provider>,
-    progressive: Option<ProgressiveBody>,
-    nested: Option<NestedBody>,
+    progressive: Option<ProgressiveMicrokernel>,
+    nested: Option<NestedMicrokernel>,
     psum_tile: Option<PsumTile>,
     vectors: Vectors,
 }
@@ -129,12 +129,13 @@ impl Kernels {
         Self::default()
     }
 
-    /// Adds a backend's bodies; they win over all installed before.
+    /// Adds a backend's microkernels; they win over all installed before.
     pub fn install(&mut self, provider: Provider) {
         self.providers.push(provider);
     }
 
-    /// Adds kernels of whole matrices; they win over bodies, and over all kernels installed before.
+    /// Adds kernels of whole matrices; they win over microkernels, and over all kernels installed
+    /// before.
     pub fn install_linear(&mut self, provider: LinearProvider) {
         self.linear.push(provider);
     }
@@ -158,28 +159,28 @@ impl Kernels {
         self.psum_tile
     }
 
-    /// Sets the body of progressive schemes; it replaces the one installed before.
-    pub fn install_progressive(&mut self, body: ProgressiveBody) {
-        self.progressive = Some(body);
+    /// Sets the microkernel of progressive schemes; it replaces the one installed before.
+    pub fn install_progressive(&mut self, microkernel: ProgressiveMicrokernel) {
+        self.progressive = Some(microkernel);
     }
 
     /// Sets what joins the bits of nested scalar codes; it replaces the one installed before.
-    pub fn install_nested(&mut self, body: NestedBody) {
-        self.nested = Some(body);
+    pub fn install_nested(&mut self, microkernel: NestedMicrokernel) {
+        self.nested = Some(microkernel);
     }
 
     /// What joins the bits of nested scalar codes.
-    pub(crate) fn nested(&self) -> NestedBody {
-        self.nested.unwrap_or(NestedBody::scalar())
+    pub(crate) fn nested(&self) -> NestedMicrokernel {
+        self.nested.unwrap_or(NestedMicrokernel::scalar())
     }
 
-    /// The body of progressive schemes.
-    pub(crate) fn progressive(&self) -> ProgressiveBody {
-        self.progressive.unwrap_or(ProgressiveBody::scalar())
+    /// The microkernel of progressive schemes.
+    pub(crate) fn progressive(&self) -> ProgressiveMicrokernel {
+        self.progressive.unwrap_or(ProgressiveMicrokernel::scalar())
     }
 
     /// The kernel of a matrix: that of the last provider that has one, else that of progressive
-    /// schemes, else its codes are expanded by the bodies of its codebooks.
+    /// schemes, else its codes are expanded by the microkernels of its codebooks.
     pub(crate) fn linear(&self, view: &PackedView<'_>) -> Arc<dyn LinearKernel> {
         let made = self.linear.iter().rev().find_map(|make| make(self, view));
         made.unwrap_or_else(|| match view.second_group() {
@@ -199,13 +200,13 @@ impl Kernels {
         self.vectors
     }
 
-    /// The body that runs `codebook`.
+    /// The microkernel that runs `codebook`.
     #[must_use]
-    pub fn body(&self, codebook: &Codebook) -> Body {
-        self.providers.iter().rev().find_map(|find| find(codebook)).unwrap_or_else(reference::body)
+    pub fn microkernel(&self, codebook: &Codebook) -> Microkernel {
+        self.providers.iter().rev().find_map(|find| find(codebook)).unwrap_or_else(reference::microkernel)
     }
 
-    /// The instruction set of the body that runs `codebook`.
+    /// The instruction set of the microkernel that runs `codebook`.
     #[must_use]
     pub fn isa(&self, codebook: &Codebook) -> Isa {
         let spec = SchemeSpec::of(codebook.scheme());
@@ -213,8 +214,8 @@ impl Kernels {
             return self.progressive().isa();
         }
         match spec.coarsest() {
-            Some(bits) => self.body(&expand::plain(codebook, bits)).isa(),
-            None => self.body(codebook).isa(),
+            Some(bits) => self.microkernel(&expand::plain(codebook, bits)).isa(),
+            None => self.microkernel(codebook).isa(),
         }
     }
 }

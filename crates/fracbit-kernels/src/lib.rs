@@ -20,12 +20,12 @@ pub use args::{
     Args, BLOCK_TILES, Block, Interleave, Ints, MAX_INT8, MAX_INT16, MAX_STRIPS, MAX_TOKENS,
     ONE_TOKEN_STRIPS, OVERREAD, PANEL_FROM, PANEL_TOKENS, Panel, ROWS, WIDE_BLOCK_TILES,
 };
-pub use expand::nested::{BitPlanes, JoinFn, NestedBody, TileBits};
+pub use expand::nested::{BitPlanes, JoinFn, NestedMicrokernel, TileBits};
 pub use expand::psumbook::{
-    BuildFn, Centroids, PSUM_TOKENS, PsumBody, PsumCodes, PsumRows, PsumTile, ReadFn, psumbook,
+    BuildFn, Centroids, PSUM_TOKENS, PsumCodes, PsumMicrokernel, PsumRows, PsumTile, ReadFn, psumbook,
 };
 pub use isa::{Isa, IsaError};
-pub use kernels::{Body, Kernels, LinearProvider, Packing, Provider, StripFn};
+pub use kernels::{Kernels, LinearProvider, Microkernel, Packing, Provider, StripFn};
 pub use linear::{Call, Input, LinearKernel, Precision, Prepared};
 pub use lines::{Buffer, Line, Numbers};
 pub use matmul::{
@@ -34,8 +34,8 @@ pub use matmul::{
 };
 pub use matrix::PackedMatrix;
 pub use progressive::{
-    PROGRESSIVE_BYTES, PROGRESSIVE_COLUMNS, PROGRESSIVE_GROUP, ProgressiveArgs, ProgressiveBody,
-    ProgressiveFactors, ProgressiveFn,
+    PROGRESSIVE_BYTES, PROGRESSIVE_COLUMNS, PROGRESSIVE_GROUP, ProgressiveArgs, ProgressiveFactors,
+    ProgressiveFn, ProgressiveMicrokernel,
 };
 pub use team::{Team, with_team};
 pub use vectors::{Gate, Vectors};

@@ -98,8 +98,9 @@ pub trait LinearKernel: fmt::Debug + Send + Sync {
     /// The least capable instruction set that it uses.
     fn isa(&self) -> Isa;
 
-    /// Whether products of few tokens read partial sums of a Psumbook in place of weights.
-    fn reads_psumbook(&self) -> bool {
+    /// Whether products of so many tokens read partial sums of a Psumbook in place of weights.
+    fn reads_psumbook(&self, tokens: usize) -> bool {
+        let _ = tokens;
         false
     }
 

@@ -289,8 +289,8 @@ pub fn matmul_refined_with(
 /// Outputs of a task that adds two products: microseconds of work.
 const SUMS: usize = 1 << 14;
 
-/// Strips of a task; a multiple of `unit`, so that only the last call of a body may have a single
-/// strip.
+/// Strips of a task; a multiple of `unit`, so that only the last call of a microkernel may have a
+/// single strip.
 fn task_strips(strips: usize, threads: usize, unit: usize) -> usize {
     let tasks = if threads == 1 { 1 } else { TASKS * threads };
     strips.div_ceil(tasks).next_multiple_of(unit)

@@ -39,10 +39,10 @@ impl PackedMatrix {
         self.scheme
     }
 
-    /// Whether products of few tokens read partial sums of a Psumbook in place of weights.
+    /// Whether products of so many tokens read partial sums of a Psumbook in place of weights.
     #[must_use]
-    pub fn reads_psumbook(&self) -> bool {
-        self.kernel.reads_psumbook()
+    pub fn reads_psumbook(&self, tokens: usize) -> bool {
+        self.kernel.reads_psumbook(tokens)
     }
 
     /// Bytes of memory that its kernel holds.
@@ -79,7 +79,7 @@ impl PackedMatrix {
         self.kernel.row(r, precision, out);
     }
 
-    /// What multiplies it. Not for others: bodies trust what only the dispatcher makes.
+    /// What multiplies it. Not for others: microkernels trust what only the dispatcher makes.
     pub(crate) fn kernel(&self) -> &dyn LinearKernel {
         &*self.kernel
     }

@@ -31,21 +31,21 @@ const HALF: usize = PROGRESSIVE_COLUMNS / 2;
 /// Multiplies strips by activations; see [`ProgressiveArgs`] for what it reads and writes.
 pub type ProgressiveFn = unsafe fn(&ProgressiveArgs<'_>, &mut [f32]);
 
-/// A body for progressive schemes.
+/// A microkernel for progressive schemes.
 #[derive(Clone, Copy, Debug)]
-pub struct ProgressiveBody {
+pub struct ProgressiveMicrokernel {
     isa: Isa,
     run: ProgressiveFn,
 }
 
-impl ProgressiveBody {
-    /// A body for `isa`.
+impl ProgressiveMicrokernel {
+    /// A microkernel for `isa`.
     ///
     /// # Safety
     /// The processor has `isa`, and `run` is sound for every [`ProgressiveArgs`] that this crate
     /// builds, for all values of codes, factors and activations.
     #[must_use]
-    #[expect(unsafe_code, reason = "the contract that lets safe code call bodies with target features")]
+    #[expect(unsafe_code, reason = "the contract that lets safe code call microkernels with target features")]
     pub const unsafe fn new(isa: Isa, run: ProgressiveFn) -> Self {
         Self { isa, run }
     }
@@ -125,7 +125,7 @@ impl ProgressiveArgs<'_> {
         self.scales.len()
     }
 
-    /// Repeats the promises as debug assertions; bodies call it first.
+    /// Repeats the promises as debug assertions; microkernels call it first.
     pub fn debug_check(&self) {
         let strips = self.strips();
         debug_assert!((1..=MAX_TOKENS).contains(&self.tokens), "tokens of a call");
@@ -193,7 +193,7 @@ fn reference(args: &ProgressiveArgs<'_>, out: &mut [f32]) {
 #[derive(Clone, Debug)]
 pub(crate) struct Progressive {
     shape: Shape,
-    body: ProgressiveBody,
+    microkernel: ProgressiveMicrokernel,
     vectors: Vectors,
     codes: Buffer,
     code_bytes: usize,
@@ -234,9 +234,9 @@ impl Progressive {
         for (r, scale) in view.scales().iter().enumerate() {
             scales[r / TILE_ROWS][r % TILE_ROWS] = scale.to_f32();
         }
-        let (body, vectors) = (kernels.progressive(), kernels.vectors());
+        let (microkernel, vectors) = (kernels.progressive(), kernels.vectors());
         let (gain, step) = (view.gain(), view.codebooks().first().map_or(1.0, |book| book.step()));
-        Self { shape, body, vectors, codes, code_bytes, factors, groups, scales, gain, step }
+        Self { shape, microkernel, vectors, codes, code_bytes, factors, groups, scales, gain, step }
     }
 
     fn strip_bytes(&self) -> usize {
@@ -265,7 +265,7 @@ impl LinearKernel for Progressive {
     }
 
     fn isa(&self) -> Isa {
-        self.body.isa
+        self.microkernel.isa
     }
 
     fn bytes(&self) -> usize {
@@ -337,11 +337,11 @@ impl LinearKernel for Progressive {
             sums: &x.block_starts[at],
             out_stride: stride,
         };
-        #[expect(unsafe_code, reason = "the one call of a body")]
-        // SAFETY: `ProgressiveBody::new` was promised the instruction set and soundness for
+        #[expect(unsafe_code, reason = "the one call of a microkernel")]
+        // SAFETY: `ProgressiveMicrokernel::new` was promised the instruction set and soundness for
         // arguments built here.
         unsafe {
-            (self.body.run)(&args, out);
+            (self.microkernel.run)(&args, out);
         }
     }
 }

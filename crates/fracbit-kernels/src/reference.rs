@@ -1,18 +1,19 @@
-//! The scalar body: the meaning of the family, and the body of codebooks that a backend lacks.
+//! The scalar microkernel: the meaning of the family, and the microkernel of codebooks that a
+//! backend lacks.
 
 use crate::{
     Args, Ints, Isa,
     args::{BLOCK_TILES, MAX_TOKENS},
-    kernels::Body,
+    kernels::Microkernel,
 };
 use fracbit_format::{TILE, TILE_COLS, TILE_ROWS};
 
-pub(crate) fn body() -> Body {
+pub(crate) fn microkernel() -> Microkernel {
     let natural = std::array::from_fn(|i| u8::try_from(i).expect("16 rows"));
-    #[expect(unsafe_code, reason = "the contract of `Body::new`, trivially kept")]
+    #[expect(unsafe_code, reason = "the contract of `Microkernel::new`, trivially kept")]
     // SAFETY: `strips` needs no instruction set and is safe code.
     unsafe {
-        Body::new(Isa::Scalar, Vec::new(), natural, strips)
+        Microkernel::new(Isa::Scalar, Vec::new(), natural, strips)
     }
 }
 

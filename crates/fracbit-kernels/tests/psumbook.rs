@@ -3,9 +3,9 @@
 use fracbit_base::{Family, Scheme, Shape};
 use fracbit_format::{Codebook, Layout, TILE_COLS, TILE_ROWS};
 use fracbit_kernels::{
-    Activations, Kernels, PackedMatrix, PsumBody, PsumTile, RowsOf,
+    Activations, Kernels, PackedMatrix, PsumMicrokernel, PsumTile, RowsOf,
     cases::{self, CASES, Case, Packed, assert_same, product},
-    psumbook,
+    matmul_with, psumbook, with_team,
 };
 use half::f16;
 
@@ -15,8 +15,8 @@ const SCHEMES: [&str; 7] =
 
 fn kernels() -> Kernels {
     let mut kernels = Kernels::scalar();
-    kernels.install_linear(|kernels, view| psumbook(kernels, view, PsumBody::portable(8)));
-    kernels.install_linear(|kernels, view| psumbook(kernels, view, PsumBody::portable(4)));
+    kernels.install_linear(|kernels, view| psumbook(kernels, view, PsumMicrokernel::portable(8)));
+    kernels.install_linear(|kernels, view| psumbook(kernels, view, PsumMicrokernel::portable(4)));
     kernels
 }
 
@@ -99,7 +99,39 @@ fn others_are_left_to_others() {
 }
 
 fn by_psumbook(packed: &Packed) -> bool {
-    PackedMatrix::new(&kernels(), &packed.view().expect("parts that fit")).reads_psumbook()
+    PackedMatrix::new(&kernels(), &packed.view().expect("parts that fit")).reads_psumbook(1)
+}
+
+#[test]
+fn limits_say_where_codes_are_expanded_and_change_no_bit() {
+    let mut kernels = Kernels::scalar();
+    kernels
+        .install_linear(|kernels, view| psumbook(kernels, view, PsumMicrokernel::portable(8).within(2, 48)));
+    let scheme: Scheme = "aq-m2v8".parse().expect("a scheme");
+    let packed = [80, 40].map(|rows| {
+        Packed::random(scheme, Shape::new(rows, 96), vec![cases::centroids(scheme)], 96, rows as u64)
+    });
+    let [many, few] =
+        packed.each_ref().map(|packed| PackedMatrix::new(&kernels, &packed.view().expect("parts that fit")));
+    let reads = [1, 2, 3].map(|tokens| (many.reads_psumbook(tokens), few.reads_psumbook(tokens)));
+    assert_eq!(reads, [(true, false), (true, false), (false, false)]);
+    for batch in [1, 2, 3] {
+        // With the Psumbook of the other matrix, and before there is one.
+        for (seed, order) in [(3, [0, 1]), (4, [1, 0])] {
+            let input = cases::activations(batch * 96, seed);
+            let (mut shared, mut x) = (Activations::new(), Activations::new());
+            shared.announce(&input, 96).expect("whole rows");
+            x.set(&input, 96).expect("whole rows");
+            for at in order {
+                let matrix = [&many, &few][at];
+                let mut got = vec![0.0; batch * matrix.shape().rows];
+                with_team(|team| matmul_with(team, matrix, &input, &mut shared, &mut got))
+                    .expect("shapes that fit");
+                let want = product(&Kernels::scalar(), &packed[at], &mut x);
+                assert_same(&want, &got, &format!("{batch} tokens, matrix {at}"));
+            }
+        }
+    }
 }
 
 /// CodeGEMM (section 5): with centroids {0, 1}^v times powers of two a Psumbook multiplies uniform

@@ -54,7 +54,7 @@ impl Dense {
     pub fn new(opened: &Opened, kernels: &Kernels, verify: bool) -> Result<Self, Error> {
         let model = opened.model(kernels, verify)?;
         let config = opened.config.clone();
-        let basis = Basis::new(&config, model.sites())?;
+        let basis = Basis::new(&config, model.rotations())?;
         let tensors = tensors(&config).map(|(name, parts)| (name, of(&config, parts))).collect();
         let rotation = opened.quantization.as_ref().map(|block| block.rotation);
         let checkpoint = Arc::clone(&opened.checkpoint);

@@ -65,7 +65,7 @@ impl QuantizationConfig {
             bits_per_weight: plan.bits_per_weight,
             modules: plan.layers.iter().map(|l| (l.name.clone(), l.module())).collect(),
             fused: plan.fused.clone(),
-            embedding_divisors: source.sites().embedding_divisors().is_some(),
+            embedding_divisors: source.rotations().embedding_divisors().is_some(),
             final_factors: has_final_factors(source),
         }
     }
@@ -187,7 +187,7 @@ pub const FINAL_FACTORS: &str = "fracbit.final_factors";
 /// Whether a directory of these weights holds [`FINAL_FACTORS`].
 #[must_use]
 pub fn has_final_factors(source: &WeightSource) -> bool {
-    stores_final_factors(source.config(), source.sites().mode())
+    stores_final_factors(source.config(), source.rotations().mode())
 }
 
 /// Tensor names of a codebook: entries, step.

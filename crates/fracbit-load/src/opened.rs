@@ -10,7 +10,9 @@ use fracbit_base::Bytes;
 use fracbit_format::PackedMatrixData;
 use fracbit_io::{Checkpoint, Dtype, ModelConfig, Tokenizer};
 use fracbit_kernels::{Kernels, PackedMatrix};
-use fracbit_model::{FloatId, Linear, LinearId, Model, ModelBuilder, RotationMode, Sites, WeightSource};
+use fracbit_model::{
+    FloatId, Linear, LinearId, Model, ModelBuilder, OnlineRotations, RotationMode, WeightSource,
+};
 use fracbit_plan::storage::Storage;
 use std::{path::Path, sync::Arc};
 
@@ -43,14 +45,18 @@ pub struct Opened {
 
 impl QuantizationConfig {
     /// What the runtime rotates and divides.
-    pub(crate) fn sites(&self, config: &ModelConfig, reader: &Reader<'_>) -> Result<Sites, Error> {
-        let mut sites = Sites::new(config, self.rotation, self.seed)?;
+    pub(crate) fn rotations(
+        &self,
+        config: &ModelConfig,
+        reader: &Reader<'_>,
+    ) -> Result<OnlineRotations, Error> {
+        let mut rotations = OnlineRotations::new(config, self.rotation, self.seed)?;
         if self.final_factors {
             let factors = reader.f32s(FINAL_FACTORS, config.hidden_size)?;
-            sites = sites.with_final_factors(config, Some(factors))?;
+            rotations = rotations.with_final_factors(config, Some(factors))?;
         }
         if !self.embedding_divisors {
-            return Ok(sites);
+            return Ok(rotations);
         }
         let divisors = reader.f32s(EMBEDDING_DIVISORS, config.hidden_size)?;
         if let Some(at) = divisors.iter().position(|&by| by <= 0.0) {
@@ -61,7 +67,7 @@ impl QuantizationConfig {
             let rule = "should be there for a tied embedding rotated online alone".to_owned();
             return Err(reader.bad(EMBEDDING_DIVISORS, rule));
         }
-        Ok(sites.with_embedding_divisors(Some(divisors))?)
+        Ok(rotations.with_embedding_divisors(Some(divisors))?)
     }
 }
 
@@ -171,8 +177,8 @@ impl Opened {
 
     fn quantized(&self, block: &QuantizationConfig, kernels: &Kernels, verify: bool) -> Result<Model, Error> {
         let reader = Reader { checkpoint: &self.checkpoint, verify };
-        let sites = block.sites(&self.config, &reader)?;
-        let mut builder = ModelBuilder::new(self.config.clone(), sites)?;
+        let rotations = block.rotations(&self.config, &reader)?;
+        let mut builder = ModelBuilder::new(self.config.clone(), rotations)?;
         let mut books = Books::new();
         let groups = block.fused(&self.config, self.checkpoint.dir())?;
         for id in LinearId::all(&self.config) {

@@ -3,7 +3,7 @@
 use crate::{DeviceModel, DeviceState, Error};
 use fracbit_kernels_cuda::{
     Buffer, Device,
-    ops::{self, Draw, Rows, SampleWork, Step},
+    ops::{self, Draw, SampleWork, Step, StepRows},
 };
 use fracbit_model::SampleConfig;
 
@@ -60,7 +60,7 @@ impl<'m, 'd, D: Device> Decoder<'m, 'd, D> {
         let graph = {
             let (on, caches) = (&state.work, state.sequence.list.pool().memory().caches());
             device.record(&mut || {
-                model.blocks(on, caches, Rows::of_one(1), None)?;
+                model.blocks(on, caches, StepRows::of_one(1), None)?;
                 model.head(on, &on.x, 0, 1)?;
                 ops::sample(&on.step, &on.logits, &out, &uniforms, &seen, &work, &draw)
             })?

@@ -1,12 +1,12 @@
 //! The graph over the weights: what a step launches.
 
-use crate::model::{DeviceModel, Group, HeadTurn, Linear};
+use crate::model::{DeviceModel, Group, HeadTables, Linear};
 use fracbit_io::{Activation, QkNorm};
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError,
     ops::{
         self, AttentionShape, AttentionWork, Before, Cache, FEW, Gate, HeadOptions, PROMPT, PageTables,
-        RotationTables, Rows, SEQUENCES, Step,
+        RotationTables, SEQUENCES, Step, StepRows,
     },
 };
 
@@ -72,7 +72,7 @@ pub struct DeviceWork<'d, D: Device> {
     attention: AttentionWork<'d, D>,
     turns: Buffer<'d, D>,
     /// Of layers with a window, where these have angles of their own.
-    local_turns: Option<Buffer<'d, D>>,
+    local_rope_table: Option<Buffer<'d, D>>,
     growth: Option<Buffer<'d, D>>,
     shape: AttentionShape,
     /// `None` where it is not worth it, or memory is short: then tokens run eight at a time.
@@ -113,11 +113,17 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             wide: rows(shape.row().max(2 * config.intermediate_size))?,
             rows: together,
             attention: AttentionWork::new(device, &shape)?,
-            turns: Buffer::of(device, &fracbit_model::turns(&config.rope, config, capacity), "rotary table")?,
-            local_turns: config
+            turns: Buffer::of(
+                device,
+                &fracbit_model::rope_table(&config.rope, config, capacity),
+                "rotary table",
+            )?,
+            local_rope_table: config
                 .local_rope
                 .as_ref()
-                .map(|rope| Buffer::of(device, &fracbit_model::turns(rope, config, capacity), "rotary table"))
+                .map(|rope| {
+                    Buffer::of(device, &fracbit_model::rope_table(rope, config, capacity), "rotary table")
+                })
                 .transpose()?,
             growth: config
                 .rope
@@ -152,7 +158,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         &self,
         s: &DeviceWork<'d, D>,
         caches: &[Cache<'d, D>],
-        of: Rows,
+        of: StepRows,
         many: Option<&Dense<'d, D>>,
     ) -> Result<(), DeviceError> {
         let (device, config, width) = (self.device, &self.config, self.config.hidden_size);
@@ -181,7 +187,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
                 }
             }
             let of_heads = config.qk_norm == QkNorm::Heads;
-            let turns = s.local_turns.as_ref().filter(|_| config.turns_locally(i)).unwrap_or(&s.turns);
+            let turns = s.local_rope_table.as_ref().filter(|_| config.has_local_rope(i)).unwrap_or(&s.turns);
             let options = HeadOptions {
                 query_norm: layer.query_norm.as_ref().filter(|_| of_heads),
                 key_norm: layer.key_norm.as_ref().filter(|_| of_heads),
@@ -289,12 +295,12 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         rows: usize,
     ) -> Result<(), DeviceError> {
         let (device, these) = (self.device, (first, rows));
-        let input = match &self.head_turn {
-            HeadTurn::Plain => self.normed(s, x, Some(&self.final_norm), None, these, false)?,
-            HeadTurn::Rotate(tables) => {
+        let input = match &self.head_tables {
+            HeadTables::Plain => self.normed(s, x, Some(&self.final_norm), None, these, false)?,
+            HeadTables::Rotate(tables) => {
                 self.normed(s, x, Some(&self.final_norm), Some(tables), these, false)?
             }
-            HeadTurn::Regain(tables) => {
+            HeadTables::Regain(tables) => {
                 self.normed(s, x, None, Some(tables), these, true)?;
                 if tables.takes_few(device, rows) {
                     let before = Before { gain: Some(&self.final_norm), ..Before::default() };

@@ -6,7 +6,7 @@ use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError, DeviceMatrix, LoadError, Workspace,
     ops::{DenseMatrix, RotationTables},
 };
-use fracbit_model::{FloatId, KvType, LayerLinear, LinearId, Sites, sites::HeadSite};
+use fracbit_model::{FloatId, KvType, LayerLinear, LinearId, OnlineRotations, rotations::HeadRotation};
 use fracbit_rotation::{Factor, HadamardMatrix, Rotation};
 use half::f16;
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ pub enum Error {
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// An architecture that has no bodies here.
+    /// An architecture that is not built here.
     #[error("`{0}` runs on the processor only: there are no GPU kernels yet for its mixtures of experts")]
     Architecture(&'static str),
     /// A part was not given.
@@ -114,7 +114,7 @@ pub(crate) struct Layer<'d, D: Device> {
 
 /// What comes between the final norm and the head.
 #[derive(Debug)]
-pub(crate) enum HeadTurn<'d, D: Device> {
+pub(crate) enum HeadTables<'d, D: Device> {
     Plain,
     Rotate(RotationTables<'d, D>),
     Regain(RotationTables<'d, D>),
@@ -128,7 +128,7 @@ pub struct DeviceModel<'d, D: Device> {
     pub(crate) embed: DenseMatrix<'d, D>,
     pub(crate) embed_out: Option<RotationTables<'d, D>>,
     pub(crate) head: Option<Group<'d, D>>, // None: the embedding
-    pub(crate) head_turn: HeadTurn<'d, D>,
+    pub(crate) head_tables: HeadTables<'d, D>,
     pub(crate) final_norm: Buffer<'d, D>,
     pub(crate) layers: Vec<Layer<'d, D>>,
     pub(crate) work: Workspace<'d, D>,
@@ -150,7 +150,7 @@ enum Part {
 pub struct Builder<'d, D: Device> {
     device: &'d D,
     config: ModelConfig,
-    sites: Sites,
+    rotations: OnlineRotations,
     parts: BTreeMap<LinearId, (Part, Option<Vec<f32>>)>,
     norms: Vec<(FloatId, Vec<f32>)>,
 }
@@ -162,15 +162,15 @@ impl<D: Device> std::fmt::Debug for Builder<'_, D> {
 }
 
 impl<'d, D: Device> Builder<'d, D> {
-    /// An empty model whose weights are rotated as `sites` says.
+    /// An empty model whose weights are rotated as `rotations` says.
     ///
     /// # Errors
     /// [`Error::Architecture`].
-    pub fn new(device: &'d D, config: ModelConfig, sites: Sites) -> Result<Self, Error> {
+    pub fn new(device: &'d D, config: ModelConfig, rotations: OnlineRotations) -> Result<Self, Error> {
         if config.experts.is_some() {
             return Err(Error::Architecture(config.arch.model_type()));
         }
-        Ok(Self { device, config, sites, parts: BTreeMap::new(), norms: Vec::new() })
+        Ok(Self { device, config, rotations, parts: BTreeMap::new(), norms: Vec::new() })
     }
 
     /// Sets a packed matrix.
@@ -250,7 +250,8 @@ impl<'d, D: Device> Builder<'d, D> {
     /// Embedding rows, turned back and divided by their factors, as f16 bits; `None` where they are
     /// used as they are.
     fn divided(&self) -> Result<Option<Vec<u16>>, Error> {
-        let (Some(divisors), Some(rotation)) = (self.sites.embedding_divisors(), self.sites.embed_out())
+        let (Some(divisors), Some(rotation)) =
+            (self.rotations.embedding_divisors(), self.rotations.embed_out())
         else {
             return Ok(None);
         };
@@ -279,7 +280,7 @@ impl<'d, D: Device> Builder<'d, D> {
             let output = self.group(&[id(LayerLinear::O)])?;
             let gate_up = self.group(&[id(LayerLinear::Gate), id(LayerLinear::Up)])?;
             let down = self.group(&[id(LayerLinear::Down)])?;
-            let (sites, gain) = (self.sites.layer(i), |id| self.gain(id));
+            let (rotations, gain) = (self.rotations.layer(i), |id| self.gain(id));
             let before = |which| FloatId::before(&config, i, which).map(gain).transpose();
             let qk_norm = config.qk_norm != QkNorm::Absent;
             layers.push(Layer {
@@ -295,10 +296,10 @@ impl<'d, D: Device> Builder<'d, D> {
                     .transpose()?,
                 query_norm: qk_norm.then(|| gain(FloatId::Query(i))).transpose()?,
                 key_norm: qk_norm.then(|| gain(FloatId::Key(i))).transpose()?,
-                attention_in: rotation(&sites.attention_in)?,
-                output_in: rotation(&sites.output_in)?,
-                mlp_in: rotation(&sites.mlp_in)?,
-                down_in: rotation(&sites.down_in)?,
+                attention_in: rotation(&rotations.attention_in)?,
+                output_in: rotation(&rotations.output_in)?,
+                mlp_in: rotation(&rotations.mlp_in)?,
+                down_in: rotation(&rotations.down_in)?,
             });
         }
         // The embedding is read by rows: a packed one is expanded. Tied, the packed form serves the
@@ -307,7 +308,7 @@ impl<'d, D: Device> Builder<'d, D> {
         let divided = self.divided()?;
         let group = self.group(&[LinearId::Embed])?;
         let mut tied_head = None;
-        let embed_out = self.sites.embed_out().filter(|_| divided.is_none());
+        let embed_out = self.rotations.embed_out().filter(|_| divided.is_none());
         let embed_out = embed_out.map(|r| tables(device, r)).transpose()?;
         let embed = match (divided, group.parts.into_iter().next()) {
             (Some(table), Some(part)) => {
@@ -325,10 +326,10 @@ impl<'d, D: Device> Builder<'d, D> {
             (_, None) => return Err(Error::Missing(LinearId::Embed.to_string())),
         };
         let head = if config.tie_word_embeddings { tied_head } else { Some(self.group(&[LinearId::Head])?) };
-        let head_turn = match self.sites.head() {
-            HeadSite::Plain => HeadTurn::Plain,
-            HeadSite::Rotate(r) => HeadTurn::Rotate(tables(device, r)?),
-            HeadSite::Regain(r) => HeadTurn::Regain(tables(device, r)?),
+        let head_tables = match self.rotations.head() {
+            HeadRotation::Plain => HeadTables::Plain,
+            HeadRotation::Rotate(r) => HeadTables::Rotate(tables(device, r)?),
+            HeadRotation::Regain(r) => HeadTables::Regain(tables(device, r)?),
         };
         let final_norm = self.gain(FloatId::Final)?;
         let work = {
@@ -341,7 +342,7 @@ impl<'d, D: Device> Builder<'d, D> {
         };
         #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
         let (eps, inner_eps) = (config.rms_norm_eps as f32, config.inner_norm_eps as f32);
-        let branch_out = rotation(&self.sites.branch_out().cloned())?;
+        let branch_out = rotation(&self.rotations.branch_out().cloned())?;
         Ok(DeviceModel {
             branch_out,
             inner_eps,
@@ -349,7 +350,7 @@ impl<'d, D: Device> Builder<'d, D> {
             embed,
             embed_out,
             head,
-            head_turn,
+            head_tables,
             final_norm,
             layers,
             work,

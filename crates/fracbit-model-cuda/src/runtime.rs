@@ -10,7 +10,7 @@ use fracbit_base::{Rate, ShapeError};
 use fracbit_io::ModelConfig;
 use fracbit_kernels_cuda::{
     Buffer, Device,
-    ops::{Cache, Rows, Step},
+    ops::{Cache, Step, StepRows},
 };
 use fracbit_model::{Error as ModelError, KvType, PagePool, Precision, Runtime, StateOptions};
 use fracbit_schedule::{Features, Scheduler};
@@ -69,7 +69,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             None => {
                 let (s, caches) = (&work.work, pool.memory().caches());
                 slot.insert(self.device.record(&mut || {
-                    self.blocks(s, caches, Rows::one_of(count), None)?;
+                    self.blocks(s, caches, StepRows::one_of(count), None)?;
                     self.head(s, &s.x, 0, count)
                 })?)
             }

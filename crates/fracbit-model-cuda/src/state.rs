@@ -8,7 +8,7 @@ use crate::{
 };
 use fracbit_kernels_cuda::{
     Device,
-    ops::{Rows, Step},
+    ops::{Step, StepRows},
 };
 use fracbit_model::{PagePool, pages::POSITIONS};
 
@@ -130,7 +130,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         work.step.write(&[Step::new(&[sequence.list.len()], tokens)])?;
         let many = work.dense.as_ref().filter(|_| tokens.len() >= PROMPT_FROM);
         let caches = sequence.list.pool().memory().caches();
-        self.blocks(work, caches, Rows::of_one(tokens.len()), many)?;
+        self.blocks(work, caches, StepRows::of_one(tokens.len()), many)?;
         sequence.list.advance(tokens.len());
         Ok(())
     }

@@ -38,7 +38,8 @@ fn every_architecture_gives_the_reference_logits() {
         let source = r.source(RotationMode::None, 0);
         let config = source.config();
         if config.experts.is_some() {
-            let refused = Builder::new(&device, source.config().clone(), source.sites().clone()).unwrap_err();
+            let refused =
+                Builder::new(&device, source.config().clone(), source.rotations().clone()).unwrap_err();
             let name = source.config().arch.model_type();
             assert!(
                 refused.to_string().contains(&format!("`{name}` runs on the processor only")),
@@ -113,8 +114,9 @@ fn packed_matrices_in_fused_and_single_launches() {
 fn packed(device: &Shim, r: &Reference, launches: usize, schemes: [&str; 5], bound: f64) {
     let source = r.source(RotationMode::None, 0);
     let config = source.config();
-    let mut builder = Builder::new(device, config.clone(), source.sites().clone()).expect("it has bodies");
-    let mut plain = ModelBuilder::new(config.clone(), source.sites().clone()).expect("a builder");
+    let mut builder =
+        Builder::new(device, config.clone(), source.rotations().clone()).expect("it is built here");
+    let mut plain = ModelBuilder::new(config.clone(), source.rotations().clone()).expect("a builder");
     for id in LinearId::all(config) {
         let shape = id.shape(config);
         let bias = source.bias(id).expect("its bias");
@@ -166,7 +168,8 @@ fn long_prompts_give_the_logits_of_short_steps() {
     let r: &Reference = references.iter().find(|r| r.name == "llama3").expect("a reference");
     let source = r.source(RotationMode::None, 0);
     let config = source.config();
-    let mut builder = Builder::new(&device, config.clone(), source.sites().clone()).expect("it has bodies");
+    let mut builder =
+        Builder::new(&device, config.clone(), source.rotations().clone()).expect("it is built here");
     for id in LinearId::all(config) {
         if matches!(id, LinearId::Layer(_, LayerLinear::Gate | LayerLinear::O)) {
             let shape = id.shape(config);

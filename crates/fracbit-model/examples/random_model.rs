@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use fracbit_io::ModelConfig;
 use fracbit_model::{
-    FloatId, GenerateOptions, Generation, Linear, LinearId, ModelBuilder, RotationMode, SampleConfig,
-    Sampler, Sites, StateOptions,
+    FloatId, GenerateOptions, Generation, Linear, LinearId, ModelBuilder, OnlineRotations, RotationMode,
+    SampleConfig, Sampler, StateOptions,
 };
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -25,7 +25,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     );
     let config = ModelConfig::parse(json.as_bytes(), "config.json".as_ref())?;
 
-    let mut builder = ModelBuilder::new(config.clone(), Sites::new(&config, RotationMode::None, 0)?)?;
+    let mut builder =
+        ModelBuilder::new(config.clone(), OnlineRotations::new(&config, RotationMode::None, 0)?)?;
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     for id in LinearId::all(&config) {
         let shape = id.shape(&config);

@@ -24,7 +24,7 @@ use fracbit_kernels::vectors::{FloatScores, FloatWeigh, Scores, Unrounded, Vecto
 use fracbit_kernels::{Team, vectors::plain::exp};
 
 use crate::key_bias::{self, BiasScores};
-use crate::kv::{KvType, PAGE, Rows};
+use crate::kv::{CachedRows, KvType, PAGE};
 use crate::state::State;
 
 /// Widest head: sizes the buffers on the stack.
@@ -280,11 +280,11 @@ impl<'a> Attention<'a> {
         for (page, at, here) in pages() {
             let (stride, scores) = (CHUNK, &mut scores[at..]);
             match state.keys(self.layer, kv_head, page, here) {
-                Rows::Ints { ints: keys, scales: key_scales } => {
+                CachedRows::Ints { ints: keys, scales: key_scales } => {
                     let args = Scores { queries: ints, query_scales, dim: d, keys, key_scales, stride };
                     self.vectors.scores(&args, scores);
                 }
-                Rows::F32(keys) => {
+                CachedRows::F32(keys) => {
                     self.vectors.float_scores(&FloatScores { queries, dim: d, keys, stride }, scores);
                 }
             }
@@ -316,7 +316,7 @@ impl<'a> Attention<'a> {
                 part.start.clamp(at, at + here) - at..part.end.clamp(at, at + here) - at
             };
             match state.values(self.layer, kv_head, page, here) {
-                Rows::Ints { ints: cached, scales } => {
+                CachedRows::Ints { ints: cached, scales } => {
                     for (q, part) in parts[..count].iter().enumerate() {
                         let part = on_page(part);
                         let unrounded = Unrounded {
@@ -331,7 +331,7 @@ impl<'a> Attention<'a> {
                     let args = Weigh { weights, scales, stride: PAGE, values: cached, dim: d };
                     self.vectors.weigh(&args, values);
                 }
-                Rows::F32(cached) => rows(&mut |Row { queries, .. }| {
+                CachedRows::F32(cached) => rows(&mut |Row { queries, .. }| {
                     let part = on_page(&parts[queries.start]);
                     let weigh = FloatWeigh {
                         weights: &scores[queries.start * CHUNK + at + part.start..],

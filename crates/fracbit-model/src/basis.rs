@@ -27,7 +27,7 @@ use rayon::prelude::*;
 
 use crate::Error;
 use crate::id::{FloatId, LayerLinear, LinearId};
-use crate::sites::{RESIDUAL, RotationMode, Site, Sites, site};
+use crate::rotations::{OnlineRotations, RESIDUAL, RotationMode, Stream, stream};
 use crate::stored::Change;
 
 /// Rows that a thread turns in one go.
@@ -37,24 +37,25 @@ const ROWS: usize = 64;
 #[derive(Clone, Debug)]
 pub struct Basis {
     config: ModelConfig,
-    sites: Sites,
+    rotations: OnlineRotations,
     residual: Option<Rotation>, // (hidden); fold only
     heads: Vec<Rotation>,       // (head_dim) of each block; fold only
 }
 
 impl Basis {
-    /// Of a model with these sites.
+    /// Of a model with these rotations.
     ///
     /// # Errors
     /// [`Error::Rotation`] for a width that cannot be rotated.
-    pub fn new(config: &ModelConfig, sites: &Sites) -> Result<Self, Error> {
-        let folded = sites.mode() == RotationMode::Fold;
-        let residual = folded.then(|| Rotation::new(config.hidden_size, sites.seed(), RESIDUAL));
+    pub fn new(config: &ModelConfig, rotations: &OnlineRotations) -> Result<Self, Error> {
+        let folded = rotations.mode() == RotationMode::Fold;
+        let residual = folded.then(|| Rotation::new(config.hidden_size, rotations.seed(), RESIDUAL));
         let blocks = if folded { config.num_hidden_layers() } else { 0 };
-        let heads = (0..blocks).map(|i| Rotation::new(config.head_dim, sites.seed(), site(i, Site::Heads)));
+        let heads =
+            (0..blocks).map(|i| Rotation::new(config.head_dim, rotations.seed(), stream(i, Stream::Heads)));
         Ok(Self {
             config: config.clone(),
-            sites: sites.clone(),
+            rotations: rotations.clone(),
             residual: residual.transpose()?,
             heads: heads.collect::<Result<_, _>>()?,
         })
@@ -62,17 +63,17 @@ impl Basis {
 
     /// A: what inputs are turned by, block by block where it is narrower than a row.
     fn input(&self, id: LinearId) -> Option<&Rotation> {
-        let fold = self.sites.mode() == RotationMode::Fold;
+        let fold = self.rotations.mode() == RotationMode::Fold;
         match id {
-            LinearId::Embed | LinearId::Head => self.residual.as_ref().or(self.sites.embed_out.as_ref()),
+            LinearId::Embed | LinearId::Head => self.residual.as_ref().or(self.rotations.embed_out.as_ref()),
             LinearId::Layer(i, linear) => {
-                let sites = self.sites.layer(i);
+                let rotations = self.rotations.layer(i);
                 match linear {
-                    LayerLinear::O => self.heads.get(i).or(sites.output_in.as_ref()),
-                    LayerLinear::Down => sites.down_in.as_ref(),
+                    LayerLinear::O => self.heads.get(i).or(rotations.output_in.as_ref()),
+                    LayerLinear::Down => rotations.down_in.as_ref(),
                     _ if fold => self.residual.as_ref(),
-                    LayerLinear::Q | LayerLinear::K | LayerLinear::V => sites.attention_in.as_ref(),
-                    LayerLinear::Gate | LayerLinear::Up => sites.mlp_in.as_ref(),
+                    LayerLinear::Q | LayerLinear::K | LayerLinear::V => rotations.attention_in.as_ref(),
+                    LayerLinear::Gate | LayerLinear::Up => rotations.mlp_in.as_ref(),
                 }
             }
         }
@@ -91,7 +92,7 @@ impl Basis {
 
     /// What the columns of a tied embedding are divided by.
     fn divisors(&self, id: LinearId) -> Option<&[f32]> {
-        matches!(id, LinearId::Embed | LinearId::Head).then(|| self.sites.embedding_divisors())?
+        matches!(id, LinearId::Embed | LinearId::Head).then(|| self.rotations.embedding_divisors())?
     }
 
     /// Turns the rows of a matrix, or of one of its [pieces](LinearId::pieces), back: (rows, cols).
@@ -137,7 +138,7 @@ impl Basis {
             }
             return Ok(());
         }
-        if let (FloatId::Final, Some(divisors)) = (id, self.sites.embedding_divisors()) {
+        if let (FloatId::Final, Some(divisors)) = (id, self.rotations.embedding_divisors()) {
             values.iter_mut().zip(divisors).for_each(|(g, by)| *g *= by);
         }
         let factor = id.factor(&self.config);

@@ -12,7 +12,7 @@ use fracbit_kernels::{Kernels, vectors::plain::rms_norm};
 
 use crate::id::{FloatId, LayerLinear, LinearId};
 use crate::linear::{Linear, Observer};
-use crate::sites::{HeadSite, Sites};
+use crate::rotations::{HeadRotation, OnlineRotations};
 use crate::state::{State, StateOptions};
 use crate::{Error, Model, ModelBuilder, WeightSource};
 
@@ -103,11 +103,11 @@ impl Block {
         config.layers = vec![config.layers[index]];
         config.vocab_size = 0;
         config.tie_word_embeddings = true;
-        let mut sites: Sites = source.sites().clone();
-        sites.layers = vec![sites.layers[index].clone()];
-        (sites.embed_out, sites.head) = (None, HeadSite::Plain);
+        let mut rotations: OnlineRotations = source.rotations().clone();
+        rotations.layers = vec![rotations.layers[index].clone()];
+        (rotations.embed_out, rotations.head) = (None, HeadRotation::Plain);
         let width = config.hidden_size;
-        let mut builder = ModelBuilder::new(config, sites)?;
+        let mut builder = ModelBuilder::new(config, rotations)?;
         builder.set(LinearId::Embed, Linear::dense(Shape::new(0, width), Vec::new(), None)?)?;
         for which in LayerLinear::ALL {
             builder.set(LinearId::Layer(0, which), linear(which)?)?;

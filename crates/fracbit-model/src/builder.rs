@@ -12,13 +12,13 @@ use crate::id::{FloatId, LayerLinear, LinearId};
 use crate::linear::Linear;
 use crate::model::{Layer, Model};
 use crate::rope::Rope;
-use crate::sites::Sites;
+use crate::rotations::OnlineRotations;
 
 /// Collects the parts of a [`Model`].
 #[derive(Debug)]
 pub struct ModelBuilder {
     config: ModelConfig,
-    sites: Sites,
+    rotations: OnlineRotations,
     embed: Option<Arc<Linear>>,
     head: Option<Arc<Linear>>,
     layers: Vec<[Option<Arc<Linear>>; 7]>,
@@ -26,18 +26,18 @@ pub struct ModelBuilder {
 }
 
 impl ModelBuilder {
-    /// An empty model whose weights are rotated as `sites` says.
+    /// An empty model whose weights are rotated as `rotations` says.
     ///
     /// # Errors
-    /// [`Error::HeadDim`], or [`Error::Shape`] for sites of another number of layers.
-    pub fn new(config: ModelConfig, sites: Sites) -> Result<Self, Error> {
+    /// [`Error::HeadDim`], or [`Error::Shape`] for rotations of another number of layers.
+    pub fn new(config: ModelConfig, rotations: OnlineRotations) -> Result<Self, Error> {
         if config.head_dim > MAX_HEAD_DIM {
             return Err(Error::HeadDim { max: MAX_HEAD_DIM, got: config.head_dim });
         }
         let layers = config.num_hidden_layers();
-        ShapeError::check_len("model", "sites", layers, sites.layers.len())?;
+        ShapeError::check_len("model", "rotations", layers, rotations.layers.len())?;
         let layers = (0..layers).map(|_| Default::default()).collect();
-        Ok(Self { config, sites, embed: None, head: None, layers, norms: Vec::new() })
+        Ok(Self { config, rotations, embed: None, head: None, layers, norms: Vec::new() })
     }
 
     /// Sets one matrix; a second call for the same one replaces it.
@@ -76,7 +76,7 @@ impl ModelBuilder {
     /// # Errors
     /// [`Error::MissingLinear`] or [`Error::MissingFloats`] naming the first part that was not set.
     pub fn build(self) -> Result<Model, Error> {
-        let Self { config, sites, embed, head, layers, mut norms } = self;
+        let Self { config, rotations, embed, head, layers, mut norms } = self;
         let mut norm = |id| {
             let at = norms.iter().position(|(other, _)| *other == id).ok_or(Error::MissingFloats(id))?;
             Ok::<_, Error>(norms.swap_remove(at).1)
@@ -115,7 +115,7 @@ impl ModelBuilder {
         let final_norm = norm(FloatId::Final)?;
         #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
         let round = |x: f64| x as f32;
-        let rotation_scratch = sites.scratch_len();
+        let rotation_scratch = rotations.scratch_len();
         Ok(Model {
             rotation_scratch,
             rope: Rope::new(&config.rope),
@@ -130,7 +130,7 @@ impl ModelBuilder {
             },
             vectors: Vectors::scalar(),
             config,
-            sites,
+            rotations,
             embed,
             head,
             final_norm,

@@ -23,7 +23,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use rayon::prelude::*;
 
-use crate::gradient::{RowLogs, Seen, Walk, product, turn};
+use crate::gradient::{RowLogs, Seen, Walk, product, rotate};
 use crate::id::LinearId;
 use crate::{Error, Model};
 
@@ -74,7 +74,7 @@ pub fn squares(
         let inside = walk.block(layer, &matrices, &x)?;
         dx = walk.block_back(layer, &matrices, &x, &inside, &dx, &mut |seen| squares.see(seen));
     }
-    turn(model.sites.embed_out.as_ref(), &mut dx, false);
+    rotate(model.rotations.embed_out.as_ref(), &mut dx, false);
     squares.embedding(&dx);
     Ok(squares.sums)
 }

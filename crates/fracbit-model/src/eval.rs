@@ -135,7 +135,7 @@ pub fn compare<W: AsRef<[u32]>>(
     if vocabularies.0 != vocabularies.1 {
         return Err(Error::Vocabularies(vocabularies.0, vocabularies.1));
     }
-    let kv = if options.state.kv.turns() { KvType::I16 } else { options.state.kv };
+    let kv = if options.state.kv.rotates_heads() { KvType::I16 } else { options.state.kv };
     let state = StateOptions { kv, precision: Precision::FULL, ..options.state };
     let of_baseline = EvalOptions { state, ..*options };
     let (mut a, mut b) =

@@ -26,7 +26,7 @@ use crate::block::BlockInput;
 use crate::id::LayerLinear;
 use crate::linear::{FEW, Linear, LinearScratch, Read, Routed};
 use crate::model::{Pass, TASK};
-use crate::sites;
+use crate::rotations;
 use crate::state::Scratch;
 
 /// An expert of a token.
@@ -259,7 +259,7 @@ impl Pass<'_> {
         until: Option<BlockInput>,
     ) -> Result<(), Error> {
         let Self { model, team, rows } = self;
-        let (layer, down_in) = (&model.layers[index], &model.sites.layers[index].down_in);
+        let (layer, down_in) = (&model.layers[index], &model.rotations.layers[index].down_in);
         let (width, inner, active) =
             (model.config.hidden_size, model.config.intermediate_size, experts.active);
         let router = layer.router.as_ref().expect("a layer of experts has a router");
@@ -286,7 +286,7 @@ impl Pass<'_> {
         let both = ([gate, up], experts.count);
         Linear::apply_groups(team, how, both, &work.groups, input, &mut s.linear, [&mut *acts, other])?;
         if let Some(rotation) = down_in {
-            sites::apply(rotation, &model.vectors, team, acts, &mut s.rotation);
+            rotations::apply(rotation, &model.vectors, team, acts, &mut s.rotation);
         }
         if down.is_observed() {
             let routed = work.routed(rows * active);

@@ -32,13 +32,13 @@ use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, Axis};
 use rayon::prelude::*;
 
-use crate::coarse;
+use crate::bf16;
 use crate::gradient::mixture::{Matrices, Mixture};
 use crate::gradient::norms::{norm, norm_back, read, read_back};
 use crate::id::{LayerLinear, LinearId};
 use crate::model::TASK;
 use crate::rope::Rope;
-use crate::sites::HeadSite;
+use crate::rotations::HeadRotation;
 use crate::{Error, Model};
 
 /// A number for each row of some matrices: logarithms of factors, or derivatives with respect to
@@ -234,7 +234,7 @@ pub(crate) fn product(
     let mut out = Array2::zeros((x.len() / inner, n));
     if vectors.has_bf16() {
         with_team(|team| {
-            coarse::product(team, vectors, x, inner, out.view_mut(), |columns, _, panels| {
+            bf16::product(team, vectors, x, inner, out.view_mut(), |columns, _, panels| {
                 if transposed {
                     panels.set_transposed(&values[columns.start * inner..columns.end * inner], inner);
                 } else {
@@ -258,7 +258,7 @@ pub(crate) fn view(x: &[f32], width: usize) -> ArrayView2<'_, f32> {
 }
 
 /// Turns rows in place.
-pub(crate) fn turn(rotation: Option<&Rotation>, rows: &mut [f32], back: bool) {
+pub(crate) fn rotate(rotation: Option<&Rotation>, rows: &mut [f32], back: bool) {
     if let Some(rotation) = rotation {
         rows.par_chunks_mut(8 * rotation.width()).for_each(|part| {
             if back { rotation.apply_rows_inverse(part) } else { rotation.apply_rows(part) }
@@ -313,11 +313,11 @@ pub(crate) struct Walk<'a> {
     /// Rows of each sequence.
     pub(crate) spans: Vec<Range<usize>>,
     /// Of all layers, or of those without a window and those with one.
-    turns: Vec<Turns>,
+    rope: Vec<RopeTables>,
 }
 
 /// (tokens, head_dim / 2)
-struct Turns {
+struct RopeTables {
     cos: Vec<f32>,
     sin: Vec<f32>,
     /// Sines with the other sign.
@@ -342,7 +342,7 @@ impl<'a> Walk<'a> {
         }
         let half = config.head_dim / 2;
         let longest = sequences.iter().map(|s| s.len()).max().unwrap_or(0);
-        let turns = |rope: &Rope| {
+        let rope = |rope: &Rope| {
             let (mut cos, mut sin) = (vec![0.0; rows * half], vec![0.0; rows * half]);
             for span in &spans {
                 for row in span.clone() {
@@ -351,10 +351,10 @@ impl<'a> Walk<'a> {
                 }
             }
             let back = sin.iter().map(|s| -s).collect();
-            Turns { cos, sin, back }
+            RopeTables { cos, sin, back }
         };
-        let turns = std::iter::once(&model.rope).chain(&model.local_rope).map(turns).collect();
-        Ok(Self { model, logs, spans, turns })
+        let rope = std::iter::once(&model.rope).chain(&model.local_rope).map(rope).collect();
+        Ok(Self { model, logs, spans, rope })
     }
 
     pub(crate) fn vectors(&self) -> Vectors {
@@ -401,28 +401,28 @@ impl<'a> Walk<'a> {
             let factor = self.factor(LinearId::Embed, token as usize);
             x.iter_mut().for_each(|x| *x *= factor);
         }
-        turn(self.model.sites.embed_out.as_ref(), &mut x, true);
-        self.model.sites.divide(&mut x);
+        rotate(self.model.rotations.embed_out.as_ref(), &mut x, true);
+        self.model.rotations.divide(&mut x);
         Ok(x)
     }
 
     /// One block.
     pub(crate) fn block(&self, layer: usize, matrices: &[Dense<'a>], x: &[f32]) -> Result<Inside, Error> {
         let (model, width) = (self.model, self.width());
-        let (norms, sites) = (&model.layers[layer], &model.sites.layers[layer]);
+        let (norms, rotations) = (&model.layers[layer], &model.rotations.layers[layer]);
         let [q, k, v, o, gate, up, down] = matrices else { unreachable!("seven matrices of a block") };
         let mut attention_in = read(x, width, norms.attention_norm.as_deref(), model.eps);
-        turn(sites.attention_in.as_ref(), &mut attention_in, false);
+        rotate(rotations.attention_in.as_ref(), &mut attention_in, false);
         let [raw_q, raw_k, v] = [q, k, v].map(|m| m.all().forward(&attention_in));
         let q = self.prepare(layer, &raw_q, norms.query_norm.as_deref());
         let k = self.prepare(layer, &raw_k, norms.key_norm.as_deref());
         let mut attended = self.attend(layer, &q, &k, &v);
-        turn(sites.output_in.as_ref(), &mut attended, false);
+        rotate(rotations.output_in.as_ref(), &mut attended, false);
         let o = o.all().forward(&attended);
         let mut middle = x.to_vec();
         add(&mut middle, self.written(layer, 0, &o).as_ref().unwrap_or(&o));
         let mut mlp_in = read(&middle, width, norms.mlp_norm.as_deref(), model.eps);
-        turn(sites.mlp_in.as_ref(), &mut mlp_in, false);
+        rotate(rotations.mlp_in.as_ref(), &mut mlp_in, false);
         let (mut gate_out, mut up_out, mut act, mut mixture) = (Vec::new(), Vec::new(), Vec::new(), None);
         let down = if let Some(how) = model.config.experts {
             let (out, inside) = self.experts(layer, matrices).forward(how, &mlp_in, width)?;
@@ -431,7 +431,7 @@ impl<'a> Walk<'a> {
         } else {
             [gate_out, up_out] = [gate, up].map(|m| m.all().forward(&mlp_in));
             act = activate(model.gate, &gate_out, &up_out);
-            turn(sites.down_in.as_ref(), &mut act, false);
+            rotate(rotations.down_in.as_ref(), &mut act, false);
             down.all().forward(&act)
         };
         let written = self.written(layer, 1, &down);
@@ -460,7 +460,7 @@ impl<'a> Walk<'a> {
         Matrices {
             router: self.model.layers[layer].router.as_ref().expect("a layer of experts has a router"),
             mlp: [gate, up, down],
-            down_in: self.model.sites.layers[layer].down_in.as_ref(),
+            down_in: self.model.rotations.layers[layer].down_in.as_ref(),
             kind: self.model.gate,
         }
     }
@@ -470,7 +470,7 @@ impl<'a> Walk<'a> {
     fn written(&self, layer: usize, which: usize, out: &[f32]) -> Option<Vec<f32>> {
         let gain = &self.model.layers[layer].out_norms.as_ref()?[which];
         let mut written = norm(out, self.width(), Some(gain), self.model.inner_eps);
-        turn(self.model.sites.branch_out.as_ref(), &mut written, false);
+        rotate(self.model.rotations.branch_out.as_ref(), &mut written, false);
         Some(written)
     }
 
@@ -479,7 +479,7 @@ impl<'a> Walk<'a> {
     fn written_back(&self, layer: usize, which: usize, out: &[f32], d: &[f32]) -> Option<Vec<f32>> {
         let gain = &self.model.layers[layer].out_norms.as_ref()?[which];
         let mut d = d.to_vec();
-        turn(self.model.sites.branch_out.as_ref(), &mut d, true);
+        rotate(self.model.rotations.branch_out.as_ref(), &mut d, true);
         Some(norm_back(out, self.width(), Some(gain), self.model.inner_eps, &d))
     }
 
@@ -494,7 +494,7 @@ impl<'a> Walk<'a> {
         see: &mut dyn FnMut(&Seen<'_, '_>),
     ) -> Vec<f32> {
         let (model, width) = (self.model, self.width());
-        let (norms, sites) = (&model.layers[layer], &model.sites.layers[layer]);
+        let (norms, rotations) = (&model.layers[layer], &model.rotations.layers[layer]);
         let [q, k, v, o, gate, up, down] = matrices else { unreachable!("seven matrices of a block") };
         let tokens: Vec<usize> = (0..x.len() / width).collect();
         let behind = self.written_back(layer, 1, &inside.down, dout);
@@ -508,7 +508,7 @@ impl<'a> Walk<'a> {
             };
             see(&down, &inside.act, &inside.down, ddown);
             let mut dgate = down.back(ddown);
-            turn(sites.down_in.as_ref(), &mut dgate, true);
+            rotate(rotations.down_in.as_ref(), &mut dgate, true);
             let dup = activate_back(model.gate, &inside.gate, &inside.up, &mut dgate);
             see(&gate, &inside.mlp_in, &inside.gate, &dgate);
             see(&up, &inside.mlp_in, &inside.up, &dup);
@@ -516,7 +516,7 @@ impl<'a> Walk<'a> {
             add(&mut dn, &up.back(&dup));
             dn
         };
-        turn(sites.mlp_in.as_ref(), &mut dn, true);
+        rotate(rotations.mlp_in.as_ref(), &mut dn, true);
         let mut dx = read_back(&inside.middle, width, norms.mlp_norm.as_deref(), model.eps, dn);
         add(&mut dx, dout);
 
@@ -528,7 +528,7 @@ impl<'a> Walk<'a> {
         let dout = behind.as_ref().unwrap_or(&dx);
         see(&o, &inside.attended, &inside.o, dout);
         let mut attended = o.back(dout);
-        turn(sites.output_in.as_ref(), &mut attended, true);
+        rotate(rotations.output_in.as_ref(), &mut attended, true);
         let [dq, dk, dv] = self.attend_back(layer, inside, &attended);
         let dq = self.prepare_back(layer, &inside.raw_q, norms.query_norm.as_deref(), dq);
         let dk = self.prepare_back(layer, &inside.raw_k, norms.key_norm.as_deref(), dk);
@@ -538,7 +538,7 @@ impl<'a> Walk<'a> {
         let mut dn = q.back(&dq);
         add(&mut dn, &k.back(&dk));
         add(&mut dn, &v.back(&dv));
-        turn(sites.attention_in.as_ref(), &mut dn, true);
+        rotate(rotations.attention_in.as_ref(), &mut dn, true);
         add(&mut dx, &read_back(x, width, norms.attention_norm.as_deref(), model.eps, dn));
         dx
     }
@@ -562,15 +562,15 @@ impl<'a> Walk<'a> {
     }
 
     fn rotate(&self, layer: usize, x: &mut [f32], back: bool) {
-        let turns = &self.turns[usize::from(self.model.config.turns_locally(layer))];
-        let sin = if back { &turns.back } else { &turns.sin };
+        let rope = &self.rope[usize::from(self.model.config.has_local_rope(layer))];
+        let sin = if back { &rope.back } else { &rope.sin };
         let half = self.model.config.head_dim / 2;
         let tokens = sin.len() / half;
         if tokens > 0 && self.model.config.layers[layer].rope {
             let width = x.len() / tokens;
             x.par_chunks_exact_mut(width).enumerate().for_each(|(row, x)| {
                 let at = row * half..(row + 1) * half;
-                self.model.vectors.rotate(x, &turns.cos[at.clone()], &sin[at]);
+                self.model.vectors.rotate(x, &rope.cos[at.clone()], &sin[at]);
             });
         }
     }
@@ -591,13 +591,13 @@ impl<'a> Walk<'a> {
         let head = self.dense(id)?;
         let head = head.all();
         // The gain goes before the rotation, or, in a tied folded model, between two.
-        let (inner, between) = match &model.sites.head {
-            HeadSite::Regain(rotation) => (None, Some(rotation)),
-            HeadSite::Plain | HeadSite::Rotate(_) => (Some(gain), None),
+        let (inner, between) = match &model.rotations.head {
+            HeadRotation::Regain(rotation) => (None, Some(rotation)),
+            HeadRotation::Plain | HeadRotation::Rotate(_) => (Some(gain), None),
         };
-        let behind = match &model.sites.head {
-            HeadSite::Plain => None,
-            HeadSite::Rotate(rotation) | HeadSite::Regain(rotation) => Some(rotation),
+        let behind = match &model.rotations.head {
+            HeadRotation::Plain => None,
+            HeadRotation::Rotate(rotation) | HeadRotation::Regain(rotation) => Some(rotation),
         };
         let regain = |rows: &mut [f32]| {
             rows.par_chunks_exact_mut(width)
@@ -605,10 +605,10 @@ impl<'a> Walk<'a> {
         };
         let mut n = norm(x, width, inner, model.eps);
         if between.is_some() {
-            turn(between, &mut n, true);
+            rotate(between, &mut n, true);
             regain(&mut n);
         }
-        turn(behind, &mut n, false);
+        rotate(behind, &mut n, false);
 
         let (mut sum, mut dn, mut d) = (0.0, Vec::with_capacity(n.len()), Vec::new());
         for rows in parts {
@@ -626,10 +626,10 @@ impl<'a> Walk<'a> {
             see(&Seen { matrix: &head, tokens: &tokens, x, y: &logits, dy: &d });
             dn.extend_from_slice(&head.back(&d));
         }
-        turn(behind, &mut dn, true);
+        rotate(behind, &mut dn, true);
         if between.is_some() {
             regain(&mut dn);
-            turn(between, &mut dn, false);
+            rotate(between, &mut dn, false);
         }
         Ok((sum, norm_back(x, width, inner, model.eps, &dn)))
     }

@@ -6,7 +6,7 @@ use fracbit_kernels::Team;
 use crate::attention::MAX_HEAD_DIM;
 use crate::key_bias::KeyBias;
 use crate::model::{PARALLEL_ROWS, Pass};
-use crate::sites;
+use crate::rotations;
 use crate::state::State;
 
 /// Room to rotate a head of any width: 32 floats for every entry of a factor that is no power of
@@ -15,9 +15,9 @@ const TURN_SCRATCH: usize = 32 * MAX_HEAD_DIM;
 
 impl Pass<'_> {
     /// Norm and RoPE of every head of `x`, (rows, heads · head_dim).
-    pub(crate) fn prepare_heads(self, x: &mut [f32], norm: Option<&[f32]>, turn: Option<(&[f32], &[f32])>) {
+    pub(crate) fn prepare_heads(self, x: &mut [f32], norm: Option<&[f32]>, rope: Option<(&[f32], &[f32])>) {
         let (model, d, half) = (self.model, self.model.config.head_dim, self.model.config.head_dim / 2);
-        if norm.is_none() && turn.is_none() {
+        if norm.is_none() && rope.is_none() {
             return;
         }
         self.each_row(x, |row, x| {
@@ -28,7 +28,7 @@ impl Pass<'_> {
                     model.vectors.rms_norm(&copy[..d], Some(norm), model.inner_eps, head);
                 }
             }
-            if let Some((cos, sin)) = turn {
+            if let Some((cos, sin)) = rope {
                 let span = row * half..(row + 1) * half;
                 model.vectors.rotate(x, &cos[span.clone()], &sin[span]);
             }
@@ -36,16 +36,18 @@ impl Pass<'_> {
     }
 
     /// The rotation that a cache wants of every head of `x`, (rows, heads · head_dim).
-    pub(crate) fn turn_heads(self, states: &[State], x: &mut [f32]) {
-        if states.iter().all(|state| state.turn.is_none()) {
+    pub(crate) fn rotate_heads(self, states: &[State], x: &mut [f32]) {
+        if states.iter().all(|state| state.head_rotation.is_none()) {
             return;
         }
         let model = self.model;
         self.each_row(x, |row, x| {
-            if let Some(rotation) = &State::of_row(states, row).0.turn {
+            if let Some(rotation) = &State::of_row(states, row).0.head_rotation {
                 match rotation.scratch_len() {
-                    0 => sites::apply_rows(rotation, &model.vectors, x, &mut []),
-                    len => sites::apply_rows(rotation, &model.vectors, x, &mut [0.0; TURN_SCRATCH][..len]),
+                    0 => rotations::apply_rows(rotation, &model.vectors, x, &mut []),
+                    len => {
+                        rotations::apply_rows(rotation, &model.vectors, x, &mut [0.0; TURN_SCRATCH][..len])
+                    }
                 }
             }
         });

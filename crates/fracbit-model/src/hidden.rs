@@ -17,7 +17,7 @@ use fracbit_base::ShapeError;
 use fracbit_kernels::with_team;
 use fracbit_rotation::Rotation;
 
-use crate::sites::{HeadSite, RESIDUAL, RotationMode, apply_inverse};
+use crate::rotations::{HeadRotation, RESIDUAL, RotationMode, apply_inverse};
 use crate::{Error, Model};
 
 impl Model {
@@ -27,8 +27,8 @@ impl Model {
     /// [`Error::Hidden`] of a rotated model with a head of its own whose directory does not hold
     /// the gain.
     pub fn check_leave(&self) -> Result<(), Error> {
-        let own_head = !self.config.tie_word_embeddings && self.sites.mode() != RotationMode::None;
-        if own_head && self.sites.final_factors.is_none() {
+        let own_head = !self.config.tie_word_embeddings && self.rotations.mode() != RotationMode::None;
+        if own_head && self.rotations.final_factors.is_none() {
             let rule = "the directory should hold `fracbit.final_factors`, which earlier versions did not write: \
                         quantize the original model again";
             return Err(Error::Hidden(rule));
@@ -45,15 +45,17 @@ impl Model {
         self.check_leave()?;
         let width = self.config.hidden_size;
         ShapeError::check_len("hidden states", "rows", rows.len() / width * width, rows.len())?;
-        let own = match (&self.sites.head, self.sites.mode()) {
-            (HeadSite::Plain, RotationMode::Fold) => Some(Rotation::new(width, self.sites.seed(), RESIDUAL)?),
+        let own = match (&self.rotations.head, self.rotations.mode()) {
+            (HeadRotation::Plain, RotationMode::Fold) => {
+                Some(Rotation::new(width, self.rotations.seed(), RESIDUAL)?)
+            }
             _ => None,
         };
-        let (rotation, factors) = match &self.sites.head {
-            HeadSite::Regain(rotation) => (Some(rotation), Some(&self.final_norm[..])),
-            HeadSite::Plain | HeadSite::Rotate(_) => {
-                let tied = self.sites.embedding_divisors();
-                (own.as_ref(), tied.or(self.sites.final_factors.as_deref()))
+        let (rotation, factors) = match &self.rotations.head {
+            HeadRotation::Regain(rotation) => (Some(rotation), Some(&self.final_norm[..])),
+            HeadRotation::Plain | HeadRotation::Rotate(_) => {
+                let tied = self.rotations.embedding_divisors();
+                (own.as_ref(), tied.or(self.rotations.final_factors.as_deref()))
             }
         };
         if let Some(rotation) = rotation {

@@ -40,7 +40,7 @@ use crate::id::LayerLinear;
 use crate::kv::{KvType, PAGE};
 use crate::model::{Layer, Model};
 use crate::rope::Rope;
-use crate::sites::LayerSites;
+use crate::rotations::LayerRotations;
 use crate::state::{State, StateOptions};
 
 /// Energy of the biases that stay in a cached key, as a share of the energy that its weights give
@@ -123,7 +123,7 @@ impl KeyBiases {
         let layers: Vec<_> = layers.collect();
         let mut tables = [false; 2];
         for (i, bias) in layers.iter().enumerate() {
-            let table = usize::from(model.config.turns_locally(i));
+            let table = usize::from(model.config.has_local_rope(i));
             tables[table] |= bias.as_ref().is_some_and(|bias| bias.most > 0);
         }
         Self { layers, tables }
@@ -135,7 +135,7 @@ fn of_layer(model: &Model, index: usize, layer: &Layer) -> Option<KeyBias> {
     let keys = layer.linear(LayerLinear::K);
     let bias = keys.bias().filter(|_| config.qk_norm == QkNorm::Absent && config.score_cap.is_none())?;
     let gain = layer.attention_norm.as_deref();
-    let squares = squared_input(gain, &model.sites.layers[index], config);
+    let squares = squared_input(gain, &model.rotations.layers[index], config);
     let mut row = vec![0.0; config.hidden_size];
     let step = config.head_dim.div_ceil(ROWS);
     let energies = (0..config.num_key_value_heads).map(|head| {
@@ -152,7 +152,7 @@ fn of_layer(model: &Model, index: usize, layer: &Layer) -> Option<KeyBias> {
         sum * scale
     });
     let energies: Vec<f64> = energies.collect();
-    let turning = if config.layers[index].rope { model.rope_of(index).turning() } else { 0 };
+    let turning = if config.layers[index].rope { model.rope_of(index).rotated_planes() } else { 0 };
     KeyBias::new(bias, &energies, turning, Share { left: LEFT, most: usize::MAX })
 }
 
@@ -166,12 +166,12 @@ pub(crate) struct Share {
 }
 
 /// Mean squares of what the keys' weights read, by column.
-fn squared_input(gain: Option<&[f32]>, sites: &LayerSites, config: &ModelConfig) -> Vec<f64> {
+fn squared_input(gain: Option<&[f32]>, rotations: &LayerRotations, config: &ModelConfig) -> Vec<f64> {
     let squares: Vec<f64> = match gain {
         Some(gain) => gain.iter().map(|g| f64::from(*g).powi(2)).collect(),
         None => vec![1.0; config.hidden_size],
     };
-    if sites.attention_in.is_none() {
+    if rotations.attention_in.is_none() {
         return squares;
     }
     #[expect(clippy::cast_precision_loss, reason = "widths are far below 2^53")]
@@ -257,7 +257,7 @@ impl KeyBias {
 
     /// Whether a cache of this kind goes without it.
     pub(crate) fn concerns(&self, kind: KvType) -> bool {
-        if self.mean { kind == KvType::I4 } else { kind.turns() }
+        if self.mean { kind == KvType::I4 } else { kind.rotates_heads() }
     }
 
     /// The first position that it is taken from.
@@ -304,7 +304,7 @@ impl Model {
 
     /// What turns the keys of a layer.
     pub(crate) fn rope_of(&self, layer: usize) -> &Rope {
-        let local = self.local_rope.as_ref().filter(|_| self.config.turns_locally(layer));
+        let local = self.local_rope.as_ref().filter(|_| self.config.has_local_rope(layer));
         local.unwrap_or(&self.rope)
     }
 
@@ -312,7 +312,7 @@ impl Model {
     /// call runs the model.
     pub(crate) fn key_biases(&self, kind: KvType) -> Option<&KeyBiases> {
         if self.config.qkv_bias {
-            return kind.turns().then(|| self.key_biases.get_or_init(|| KeyBiases::of(self)));
+            return kind.rotates_heads().then(|| self.key_biases.get_or_init(|| KeyBiases::of(self)));
         }
         (kind == KvType::I4).then(|| self.key_means.get_or_init(|| KeyBiases::of_means(self)))
     }

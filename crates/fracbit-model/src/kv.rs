@@ -86,7 +86,7 @@ impl KvType {
     }
 
     /// Whether queries and keys are rotated.
-    pub(crate) const fn turns(self) -> bool {
+    pub(crate) const fn rotates_heads(self) -> bool {
         matches!(self, Self::I8 | Self::I6 | Self::I4)
     }
 }
@@ -138,7 +138,7 @@ enum Which {
 
 /// Keys or values of neighbouring positions of a head, in the order of their buffer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Rows<'a> {
+pub(crate) enum CachedRows<'a> {
     Ints { ints: Ints<'a>, scales: &'a [f32] },
     F32(&'a [f32]),
 }
@@ -188,7 +188,7 @@ impl KvLayout {
     }
 
     /// The first `count` positions of a page, whole blocks or pairs of them.
-    fn rows(self, page: &[Line], layer: usize, which: Which, head: usize, count: usize) -> Rows<'_> {
+    fn rows(self, page: &[Line], layer: usize, which: Which, head: usize, count: usize) -> CachedRows<'_> {
         let page = bytemuck::cast_slice::<Line, u8>(page);
         let [numbers, scales] = self.starts(layer, which);
         let [each, each_scale] = self.of_head(which);
@@ -198,18 +198,18 @@ impl KvLayout {
             Form::I16 => Ints::I16(bytemuck::cast_slice(numbers)),
             Form::I8 => Ints::I8(bytemuck::cast_slice(numbers)),
             Form::I4 => Ints::I4(numbers),
-            Form::F32 => return Rows::F32(bytemuck::cast_slice(numbers)),
+            Form::F32 => return CachedRows::F32(bytemuck::cast_slice(numbers)),
         };
-        Rows::Ints { ints, scales }
+        CachedRows::Ints { ints, scales }
     }
 
     /// The blocks of keys that hold the first `count` positions of a page.
-    pub(crate) fn keys(self, page: &[Line], layer: usize, head: usize, count: usize) -> Rows<'_> {
+    pub(crate) fn keys(self, page: &[Line], layer: usize, head: usize, count: usize) -> CachedRows<'_> {
         self.rows(page, layer, Which::Keys, head, count.next_multiple_of(KEY_BLOCK))
     }
 
     /// The values of the first `count` positions of a page, and of one more where that is odd.
-    pub(crate) fn values(self, page: &[Line], layer: usize, head: usize, count: usize) -> Rows<'_> {
+    pub(crate) fn values(self, page: &[Line], layer: usize, head: usize, count: usize) -> CachedRows<'_> {
         self.rows(page, layer, Which::Values, head, count.next_multiple_of(2))
     }
 
@@ -359,11 +359,11 @@ impl KvLayout {
     /// One number of a key.
     pub(crate) fn key(self, page: &[Line], layer: usize, head: usize, at: usize, i: usize) -> f32 {
         match self.keys(page, layer, head, PAGE) {
-            Rows::Ints { ints, scales } => {
+            CachedRows::Ints { ints, scales } => {
                 let row = at / KEY_BLOCK * (self.head_dim / 2) + i / 2;
                 f32::from(ints.get(KEY_BLOCK, row, 2 * (at % KEY_BLOCK) + i % 2)) * scales[at]
             }
-            Rows::F32(floats) => {
+            CachedRows::F32(floats) => {
                 floats[at / KEY_BLOCK * self.head_dim * KEY_BLOCK + i * KEY_BLOCK + at % KEY_BLOCK]
             }
         }
@@ -372,10 +372,10 @@ impl KvLayout {
     /// One number of a value.
     pub(crate) fn value(self, page: &[Line], layer: usize, head: usize, at: usize, i: usize) -> f32 {
         match self.values(page, layer, head, PAGE) {
-            Rows::Ints { ints, scales } => {
+            CachedRows::Ints { ints, scales } => {
                 f32::from(ints.get(self.head_dim, at / 2, 2 * i + at % 2)) * scales[at]
             }
-            Rows::F32(floats) => floats[at * self.head_dim + i],
+            CachedRows::F32(floats) => floats[at * self.head_dim + i],
         }
     }
 }

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | [`source`] | a checkpoint's weights, rotated, one matrix at a time |
 //! | [`basis`] | the way back: weights and activations in the checkpoint's basis |
-//! | [`sites`] | which rotations the runtime applies |
+//! | [`rotations`] | which rotations the runtime applies |
 //! | [`smoothing`] | factors between inputs and weights |
 //! | [`linear`] | dense and packed linear layers |
 //! | [`model`] | the decoder graph |
@@ -24,7 +24,7 @@
 //!
 //! Arithmetic is f32 with fixed orders of summation: the same bits at any thread count. Two things
 //! come from outside and may differ in their last bits between machines: the many-token product of
-//! dense weights (`ndarray`'s kernel depends on the instruction set; where [`StateOptions::coarse`]
+//! dense weights (`ndarray`'s kernel depends on the instruction set; where [`StateOptions::bf16`]
 //! allows it, and in [`gradient`], both factors are rounded to bf16 on processors that multiply
 //! such pairs), and the f64 sine, cosine, exponential and logarithm of the system's mathematics
 //! library, in RoPE tables, sampling weights and evaluation.
@@ -32,9 +32,9 @@
 mod attention;
 mod banded;
 pub mod basis;
+mod bf16;
 pub mod block;
 mod builder;
-mod coarse;
 pub mod curvature;
 mod error;
 pub mod eval;
@@ -50,9 +50,9 @@ pub mod linear;
 pub mod model;
 pub mod pages;
 mod rope;
+pub mod rotations;
 pub mod runtime;
 pub mod sample;
-pub mod sites;
 pub mod smoothing;
 pub mod source;
 pub mod state;
@@ -70,10 +70,10 @@ pub use kv::KvType;
 pub use linear::{Linear, LinearScratch, Observer, Read, Routed};
 pub use model::Model;
 pub use pages::{HostMemory, KvPage, KvPool, Page, PageList, PageMemory, PagePool};
-pub use rope::turns;
+pub use rope::rope_table;
+pub use rotations::{OnlineRotations, RotationMode};
 pub use runtime::{Cached, Runtime};
 pub use sample::{Adjustments, Constraint, DRY_BREAKERS, SampleConfig, Sampler};
-pub use sites::{RotationMode, Sites};
 pub use smoothing::{Place, Smoothing};
 pub use source::{Matrix, WeightSource};
 pub use state::{State, StateOptions};

@@ -47,9 +47,9 @@ use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 use rayon::prelude::*;
 
 use crate::banded::Banded;
-use crate::coarse;
+use crate::bf16;
 use crate::id::LinearId;
-use crate::sites::RotationMode;
+use crate::rotations::RotationMode;
 use crate::stored::{Change, Stored};
 use crate::{Error, WeightSource, model::TASK};
 
@@ -141,7 +141,7 @@ pub struct LinearScratch {
     /// What the product of a few tokens runs with; bits do not depend on it.
     pub(crate) vectors: Vectors,
     /// Whether products of many tokens may round weights and inputs to bf16.
-    pub(crate) coarse: bool,
+    pub(crate) bf16: bool,
     /// What is read of nested matrices.
     pub(crate) precision: Precision,
 }
@@ -206,7 +206,7 @@ impl Linear {
     /// As for [`WeightSource::linear`].
     pub(crate) fn from_source(source: &WeightSource, id: LinearId) -> Result<Self, Error> {
         let bias = source.bias(id)?;
-        if source.sites().mode() == RotationMode::None {
+        if source.rotations().mode() == RotationMode::None {
             let change = source.change(id);
             return Self::changed(source.checkpoint().clone(), source.weight_names(id), change, bias);
         }
@@ -544,10 +544,10 @@ impl Linear {
             }
             Weights::Stored(stored) if batch == 1 => stored.vector_product(team, rows, x, out),
             _ if batch <= FEW => self.few_product(team, scratch, rows.start, x, out),
-            _ if scratch.coarse && scratch.vectors.has_bf16() => {
+            _ if scratch.bf16 && scratch.vectors.has_bf16() => {
                 let first = rows.start;
                 let out = ArrayViewMut2::from_shape((batch, shape.rows), out).expect("length checked");
-                coarse::product(team, &scratch.vectors, x, shape.cols, out, |rows, buffer, panels| {
+                bf16::product(team, &scratch.vectors, x, shape.cols, out, |rows, buffer, panels| {
                     let rows = first + rows.start..first + rows.end;
                     panels.set_transposed(self.weights.block(rows, buffer), shape.cols);
                 });

@@ -10,7 +10,8 @@
 //! One graph serves all families: what differs (biases, norms of queries and keys and of what is
 //! added to x, layers without RoPE or with one of their own, windows, the function of the gate,
 //! experts in place of the MLP) is in [`fracbit_io::ModelConfig`]. Where rotations go is in
-//! [`crate::sites`]. A weight matrix is a [`Linear`] and may be dense or packed, each on its own.
+//! [`crate::rotations`]. A weight matrix is a [`Linear`] and may be dense or packed, each on its
+//! own.
 //!
 //! Memory: the weights, and per [`State`] the cache and, for each token of a chunk, about twice the
 //! widths of the residual stream, the queries, the keys and the MLP in floats. Prefill runs in
@@ -36,9 +37,9 @@ use crate::key_bias::{BiasScores, KeyBiases};
 use crate::linear::Linear;
 use crate::pages::KvPool;
 use crate::rope::Rope;
-use crate::sites::{self, HeadSite, Sites};
+use crate::rotations::{self, HeadRotation, OnlineRotations};
 use crate::source::WeightSource;
-use crate::state::{Scratch, State, StateOptions, Turns};
+use crate::state::{RopeTables, Scratch, State, StateOptions};
 
 /// A decoder ready to run. Immutable in use: many threads may run it, each with its own [`State`].
 ///
@@ -47,7 +48,7 @@ use crate::state::{Scratch, State, StateOptions, Turns};
 #[derive(Clone, Debug)]
 pub struct Model {
     pub(crate) config: ModelConfig,
-    pub(crate) sites: Sites,
+    pub(crate) rotations: OnlineRotations,
     pub(crate) rope: Rope,
     pub(crate) local_rope: Option<Rope>, // of layers with a window
     pub(crate) eps: f32,
@@ -91,8 +92,8 @@ impl Model {
     /// [`Error::Io`] for NaN or infinite weights, and as for [`ModelBuilder`].
     pub fn from_source(source: &WeightSource) -> Result<Self, Error> {
         let config = source.config();
-        let sites = source.sites().clone().with_final_factors(config, source.final_factors()?)?;
-        let mut builder = ModelBuilder::new(config.clone(), sites)?;
+        let rotations = source.rotations().clone().with_final_factors(config, source.final_factors()?)?;
+        let mut builder = ModelBuilder::new(config.clone(), rotations)?;
         for id in LinearId::all(config) {
             builder.set(id, Linear::from_source(source, id)?)?;
         }
@@ -117,8 +118,8 @@ impl Model {
 
     /// The online rotations.
     #[must_use]
-    pub fn sites(&self) -> &Sites {
-        &self.sites
+    pub fn rotations(&self) -> &OnlineRotations {
+        &self.rotations
     }
 
     /// One weight matrix; the head of a tied model is its embedding.
@@ -496,20 +497,20 @@ impl Model {
         s.ensure_rotation(self.rotation_scratch);
         s.linear.vectors = self.vectors;
         with_team(|team| {
-            let input = match &self.sites.head {
-                HeadSite::Plain => hidden,
-                HeadSite::Rotate(rotation) => {
+            let input = match &self.rotations.head {
+                HeadRotation::Plain => hidden,
+                HeadRotation::Rotate(rotation) => {
                     let n = Scratch::copy(&mut s.head, hidden);
-                    sites::apply(rotation, &self.vectors, team, n, &mut s.rotation);
+                    rotations::apply(rotation, &self.vectors, team, n, &mut s.rotation);
                     n
                 }
-                HeadSite::Regain(rotation) => {
+                HeadRotation::Regain(rotation) => {
                     let n = Scratch::copy(&mut s.head, hidden);
-                    sites::apply_inverse(rotation, team, n, &mut s.rotation);
+                    rotations::apply_inverse(rotation, team, n, &mut s.rotation);
                     for row in n.chunks_exact_mut(width) {
                         row.iter_mut().zip(&self.final_norm).for_each(|(n, g)| *n *= g);
                     }
-                    sites::apply(rotation, &self.vectors, team, n, &mut s.rotation);
+                    rotations::apply(rotation, &self.vectors, team, n, &mut s.rotation);
                     n
                 }
             };
@@ -549,9 +550,9 @@ impl<'a> Pass<'a> {
         team.chunks(x, width, |row, x| {
             model.embed.row_at(tokens[row] as usize, precision, x).expect("tokens were checked");
         });
-        if let Some(rotation) = &model.sites.embed_out {
-            sites::apply_inverse(rotation, team, x, &mut s.rotation);
-            model.sites.divide(x);
+        if let Some(rotation) = &model.rotations.embed_out {
+            rotations::apply_inverse(rotation, team, x, &mut s.rotation);
+            model.rotations.divide(x);
         }
     }
 
@@ -565,8 +566,8 @@ impl<'a> Pass<'a> {
     ) -> Result<(), Error> {
         let Self { model, rows, .. } = self;
         let half = model.config.head_dim / 2;
-        for (rope, Turns { cos, sin }) in
-            [Some(&model.rope), model.local_rope.as_ref()].into_iter().flatten().zip(&mut s.turns)
+        for (rope, RopeTables { cos, sin }) in
+            [Some(&model.rope), model.local_rope.as_ref()].into_iter().flatten().zip(&mut s.rope)
         {
             let angles = cos.chunks_exact_mut(half).zip(sin.chunks_exact_mut(half));
             for (row, (cos, sin)) in angles.take(rows).enumerate() {
@@ -617,13 +618,14 @@ impl<'a> Pass<'a> {
         until: Option<BlockInput>,
     ) -> Result<(), Error> {
         let Self { model, team, rows } = self;
-        let (config, layer, sites) = (&model.config, &model.layers[index], &model.sites.layers[index]);
+        let (config, layer, rotations) =
+            (&model.config, &model.layers[index], &model.rotations.layers[index]);
         let (width, q_dim, kv_dim) = (config.hidden_size, config.q_dim(), config.kv_dim());
         let n = &mut s.n[..rows * width];
         let (q, k, v) = (&mut s.q[..rows * q_dim], &mut s.k[..rows * kv_dim], &mut s.v[..rows * kv_dim]);
         self.read(&s.x, layer.attention_norm.as_ref(), n);
-        if let Some(rotation) = &sites.attention_in {
-            sites::apply(rotation, &model.vectors, team, n, &mut s.rotation);
+        if let Some(rotation) = &rotations.attention_in {
+            rotations::apply(rotation, &model.vectors, team, n, &mut s.rotation);
         }
         if until == Some(BlockInput::Attention) {
             layer.linear(LayerLinear::Q).observe(team, n);
@@ -633,9 +635,9 @@ impl<'a> Pass<'a> {
         let inputs = [LayerLinear::Q, LayerLinear::K, LayerLinear::V].map(|l| layer.linear(l));
         Linear::apply_together(team, inputs, n, &mut s.linear, [&mut *q, &mut *k, &mut *v])?;
 
-        let table = usize::from(config.turns_locally(index));
-        let turns = &s.turns[table];
-        let turn = config.layers[index].rope.then_some((&*turns.cos, &*turns.sin));
+        let table = usize::from(config.has_local_rope(index));
+        let angles = &s.rope[table];
+        let rope = config.layers[index].rope.then_some((&*angles.cos, &*angles.sin));
         if config.qk_norm == QkNorm::Whole {
             let norms = [(&mut *q, &layer.query_norm), (&mut *k, &layer.key_norm)];
             for (x, gain) in norms {
@@ -656,15 +658,15 @@ impl<'a> Pass<'a> {
             }
             None => key_norm,
         };
-        self.prepare_heads(k, key_norm, turn);
-        self.turn_heads(states, k);
+        self.prepare_heads(k, key_norm, rope);
+        self.rotate_heads(states, k);
         for state in &mut *states {
             let rows = state.rows();
             let team = if rows.len() < PARALLEL_ROWS { &Team::alone() } else { team };
             let [k, v] = [&*k, &*v].map(|all| &all[rows.start * kv_dim..rows.end * kv_dim]);
             state.write(index, (&model.vectors, team), k, v);
         }
-        self.prepare_heads(q, query_norm, turn);
+        self.prepare_heads(q, query_norm, rope);
         let bias = bias.filter(|bias| bias.most > 0).map(|bias| {
             let len = rows * config.num_attention_heads * 2 * bias.most;
             if s.factors.len() < len {
@@ -673,7 +675,7 @@ impl<'a> Pass<'a> {
             self.bias_factors(states, bias, q, &mut s.factors[..len]);
             BiasScores { bias, factors: &s.factors[..len], table }
         });
-        self.turn_heads(states, q);
+        self.rotate_heads(states, q);
         let grouped = &mut s.grouped[..rows * q_dim];
         self.group_queries(states, q, grouped);
         let attention = Attention {
@@ -688,8 +690,8 @@ impl<'a> Pass<'a> {
         // The queries' buffer is free again: it takes the result, still in the order of groups.
         attention.run(team, rows, grouped, q, &mut s.work);
         self.ungroup(q, grouped);
-        if let Some(rotation) = &sites.output_in {
-            sites::apply(rotation, &model.vectors, team, grouped, &mut s.rotation);
+        if let Some(rotation) = &rotations.output_in {
+            rotations::apply(rotation, &model.vectors, team, grouped, &mut s.rotation);
         }
         if until == Some(BlockInput::Output) {
             layer.linear(LayerLinear::O).observe(team, grouped);
@@ -717,8 +719,8 @@ impl<'a> Pass<'a> {
         let Some(gain) = norm else { return self.add(n, x) };
         let out = &mut s.branch[..len];
         self.norm(n, Some(gain), model.inner_eps, out);
-        if let Some(rotation) = &model.sites.branch_out {
-            sites::apply(rotation, &model.vectors, team, out, &mut s.rotation);
+        if let Some(rotation) = &model.rotations.branch_out {
+            rotations::apply(rotation, &model.vectors, team, out, &mut s.rotation);
         }
         self.add(out, x);
     }
@@ -726,13 +728,13 @@ impl<'a> Pass<'a> {
     /// x += Down(f(Gate n) ∘ Up n), or the sum over the experts of each token.
     fn mlp(self, index: usize, s: &mut Scratch, until: Option<BlockInput>) -> Result<(), Error> {
         let Self { model, team, rows } = self;
-        let (layer, sites) = (&model.layers[index], &model.sites.layers[index]);
+        let (layer, rotations) = (&model.layers[index], &model.rotations.layers[index]);
         let (width, inner) = (model.config.hidden_size, model.config.intermediate_size);
         let n = &mut s.n[..rows * width];
         let (gate, up) = (&mut s.gate[..rows * inner], &mut s.up[..rows * inner]);
         self.read(&s.x, layer.mlp_norm.as_ref(), n);
-        if let Some(rotation) = &sites.mlp_in {
-            sites::apply(rotation, &model.vectors, team, n, &mut s.rotation);
+        if let Some(rotation) = &rotations.mlp_in {
+            rotations::apply(rotation, &model.vectors, team, n, &mut s.rotation);
         }
         if until == Some(BlockInput::Mlp) {
             layer.linear(LayerLinear::Gate).observe(team, n);
@@ -748,8 +750,8 @@ impl<'a> Pass<'a> {
         s.linear.new_input();
         let inputs = [LayerLinear::Gate, LayerLinear::Up].map(|l| layer.linear(l));
         Linear::apply_gated(team, (&model.vectors, model.gate), inputs, n, &mut s.linear, [&mut *gate, up])?;
-        if let Some(rotation) = &sites.down_in {
-            sites::apply(rotation, &model.vectors, team, gate, &mut s.rotation);
+        if let Some(rotation) = &rotations.down_in {
+            rotations::apply(rotation, &model.vectors, team, gate, &mut s.rotation);
         }
         if until == Some(BlockInput::Down) {
             layer.linear(LayerLinear::Down).observe(team, gate);
@@ -783,9 +785,10 @@ impl<'a> Pass<'a> {
         });
     }
 
-    /// What [`Model::logits`] takes. A tied folded model applies the gain at the head: see `sites`.
+    /// What [`Model::logits`] takes. A tied folded model applies the gain at the head: see
+    /// `rotations`.
     fn final_norm(self, x: &[f32], out: &mut [f32]) {
-        let regain = matches!(self.model.sites.head, HeadSite::Regain(_));
+        let regain = matches!(self.model.rotations.head, HeadRotation::Regain(_));
         self.norm(x, (!regain).then_some(&self.model.final_norm), self.model.eps, out);
     }
 

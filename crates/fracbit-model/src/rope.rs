@@ -46,7 +46,7 @@ impl Rope {
     }
 
     /// Planes that turn: the first ones.
-    pub(crate) fn turning(&self) -> usize {
+    pub(crate) fn rotated_planes(&self) -> usize {
         self.frequencies.len()
     }
 
@@ -74,7 +74,7 @@ impl Rope {
 /// Cosines and sines of the first `positions` positions of a context of as many, (position,
 /// head_dim): half of each row cosines, half sines. `rope` is one of the configuration's.
 #[must_use]
-pub fn turns(rope: &RopeConfig, config: &ModelConfig, positions: usize) -> Vec<f32> {
+pub fn rope_table(rope: &RopeConfig, config: &ModelConfig, positions: usize) -> Vec<f32> {
     let rope = Rope::new(rope);
     let mut out = vec![0.0; positions * config.head_dim];
     for (position, row) in out.chunks_exact_mut(config.head_dim.max(1)).enumerate() {

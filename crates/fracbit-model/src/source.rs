@@ -15,18 +15,18 @@
 //! | head | W diag(g_final) R^T | |
 //!
 //! and `online` yields W S^T with the rotation S of each linear's input. Norm gains are 1 after
-//! folding, except the final one of a tied model, which [`crate::sites`] applies. Why queries, keys
-//! and their norms stay as they are, and the general rules: [`fracbit_rotation::fold`]. We deviate
-//! from its rule 3: tied embeddings stay one matrix.
+//! folding, except the final one of a tied model, which [`crate::rotations`] applies. Why queries,
+//! keys and their norms stay as they are, and the general rules: [`fracbit_rotation::fold`]. We
+//! deviate from its rule 3: tied embeddings stay one matrix.
 //!
 //! Where norms follow attention and MLP ([`ModelConfig::post_norms`]), o and down have no R: see
-//! [`crate::sites`].
+//! [`crate::rotations`].
 //!
 //! Before that W, b and g are those of the graph, not always the stored ones: o and down, or the
 //! gains of the norms that follow them, are multiplied by [`ModelConfig::residual_factor`], the
 //! final gain by [`ModelConfig::logit_factor`], gains are stored less [`ModelConfig::gain_offset`],
 //! and where only the first channels of a head turn, the rows of q and k are put in the order that
-//! [`crate::turns`] counts planes in.
+//! [`crate::rope_table`] counts planes in.
 //!
 //! Where there are experts, gate, up and down are those of all of them, one above the other, and R
 //! turns the output of each expert's down by itself. Their router reads what gate and up read, and
@@ -47,7 +47,7 @@ use rayon::prelude::*;
 use crate::Error;
 use crate::block::BlockInput;
 use crate::id::{FloatId, LayerLinear, LinearId};
-use crate::sites::{RESIDUAL, RotationMode, Site, Sites, site};
+use crate::rotations::{OnlineRotations, RESIDUAL, RotationMode, Stream, stream};
 use crate::smoothing::{Place, Smoothing};
 use crate::stored::Change;
 
@@ -68,7 +68,7 @@ pub struct Matrix {
 pub struct WeightSource {
     checkpoint: Arc<Checkpoint>,
     config: ModelConfig,
-    sites: Sites,
+    rotations: OnlineRotations,
     residual: Option<Rotation>, // (hidden); fold only
     names: EmbeddingNames,
     smoothing: Arc<Smoothing>,
@@ -90,12 +90,12 @@ impl WeightSource {
     ) -> Result<Self, Error> {
         let names = checkpoint.embedding_names(&config)?;
         check_tensors(&checkpoint, &config, names)?;
-        let sites = Sites::new(&config, mode, seed)?;
+        let rotations = OnlineRotations::new(&config, mode, seed)?;
         let residual = match mode {
             RotationMode::Fold => Some(Rotation::new(config.hidden_size, seed, RESIDUAL)?),
             RotationMode::None | RotationMode::Online => None,
         };
-        Ok(Self { checkpoint, config, sites, residual, names, smoothing: Arc::default() })
+        Ok(Self { checkpoint, config, rotations, residual, names, smoothing: Arc::default() })
     }
 
     /// The same weights with the factors of `smoothing`: between norms and what reads them only
@@ -115,7 +115,7 @@ impl WeightSource {
         let mut source = Self { smoothing, ..self };
         let divisors = source.factors(Place::Head).filter(|_| source.config.tie_word_embeddings);
         let divisors = divisors.map(<[f32]>::to_vec);
-        source.sites = source.sites.with_embedding_divisors(divisors).expect("as wide as the place");
+        source.rotations = source.rotations.with_embedding_divisors(divisors).expect("as wide as the place");
         source
     }
 
@@ -128,7 +128,7 @@ impl WeightSource {
     /// The factors of a place that are in force.
     fn factors(&self, place: Place) -> Option<&[f32]> {
         let folded = matches!(place, Place::Head | Place::Block(_, BlockInput::Attention | BlockInput::Mlp));
-        match self.sites.mode() {
+        match self.rotations.mode() {
             RotationMode::None => None,
             RotationMode::Fold if folded => None,
             RotationMode::Fold | RotationMode::Online => self.smoothing.of(place),
@@ -150,7 +150,7 @@ impl WeightSource {
                 (FloatId::before(config, i, linear), Place::Block(i, BlockInput::of(linear)))
             }
         };
-        if let Some(norm) = norm.filter(|norm| norm.folded(config, self.sites.mode())) {
+        if let Some(norm) = norm.filter(|norm| norm.folded(config, self.rotations.mode())) {
             return Ok(Some(self.stored_norm(norm)?));
         }
         Ok(self.factors(place).map(|f| match id {
@@ -248,8 +248,8 @@ impl WeightSource {
 
     /// What a runtime of these weights has to rotate itself.
     #[must_use]
-    pub fn sites(&self) -> &Sites {
-        &self.sites
+    pub fn rotations(&self) -> &OnlineRotations {
+        &self.rotations
     }
 
     /// The stored tensors of a matrix, one for each of its [pieces](LinearId::pieces); a tied
@@ -281,7 +281,7 @@ impl WeightSource {
                 row.iter_mut().for_each(|w| *w /= by);
             }
         }
-        match self.sites.mode() {
+        match self.rotations.mode() {
             RotationMode::None => {}
             RotationMode::Fold => self.fold(id, shape, &mut data)?,
             RotationMode::Online => rotate_input(&self.online_input(id)?, &mut data),
@@ -314,7 +314,7 @@ impl WeightSource {
                     }
                 }
                 LayerLinear::Down => {
-                    let down = self.sites.layers[i].down_in.as_ref().expect("folding leaves this site");
+                    let down = self.rotations.layers[i].down_in.as_ref().expect("folding leaves this stream");
                     rotate_input(down, data);
                     if !self.config.post_norms {
                         let each = id.piece_shape(&self.config).len();
@@ -329,23 +329,23 @@ impl WeightSource {
 
     fn online_input(&self, id: LinearId) -> Result<Rotation, Error> {
         let input = match id {
-            LinearId::Embed | LinearId::Head => self.sites.embed_out.as_ref(),
+            LinearId::Embed | LinearId::Head => self.rotations.embed_out.as_ref(),
             LinearId::Layer(i, linear) => {
-                let sites = &self.sites.layers[i];
+                let rotations = &self.rotations.layers[i];
                 match linear {
-                    LayerLinear::Q | LayerLinear::K | LayerLinear::V => sites.attention_in.as_ref(),
-                    LayerLinear::O => sites.output_in.as_ref(),
-                    LayerLinear::Gate | LayerLinear::Up => sites.mlp_in.as_ref(),
-                    LayerLinear::Down => sites.down_in.as_ref(),
+                    LayerLinear::Q | LayerLinear::K | LayerLinear::V => rotations.attention_in.as_ref(),
+                    LayerLinear::O => rotations.output_in.as_ref(),
+                    LayerLinear::Gate | LayerLinear::Up => rotations.mlp_in.as_ref(),
+                    LayerLinear::Down => rotations.down_in.as_ref(),
                 }
             }
         };
-        Ok(input.expect("every linear has a site in this mode").clone())
+        Ok(input.expect("every linear has a stream in this mode").clone())
     }
 
     /// The per-head rotation of a block, over `heads` heads.
     fn heads(&self, layer: usize, heads: usize) -> Result<BlockRotation, Error> {
-        let one = Rotation::new(self.config.head_dim, self.sites.seed(), site(layer, Site::Heads))?;
+        let one = Rotation::new(self.config.head_dim, self.rotations.seed(), stream(layer, Stream::Heads))?;
         Ok(BlockRotation::new(one, heads)?)
     }
 
@@ -363,7 +363,7 @@ impl WeightSource {
         if let Some(divisors) = self.divisors(id) {
             bias.iter_mut().zip(divisors).for_each(|(b, by)| *b /= by);
         }
-        if self.sites.mode() == RotationMode::Fold
+        if self.rotations.mode() == RotationMode::Fold
             && let LinearId::Layer(i, linear) = id
         {
             let residual = self.residual.as_ref().expect("made for this mode");
@@ -385,7 +385,7 @@ impl WeightSource {
         if let FloatId::Router(i) = id {
             return self.router(i);
         }
-        if id.folded(&self.config, self.sites.mode()) {
+        if id.folded(&self.config, self.rotations.mode()) {
             return Ok(vec![1.0; id.width(&self.config)]);
         }
         let mut gain = self.stored_norm(id)?;
@@ -415,7 +415,7 @@ impl WeightSource {
     /// # Errors
     /// [`Error::Io`].
     pub fn final_factors(&self) -> Result<Option<Vec<f32>>, Error> {
-        let (config, mode) = (&self.config, self.sites.mode());
+        let (config, mode) = (&self.config, self.rotations.mode());
         if config.tie_word_embeddings || mode == RotationMode::None {
             return Ok(None);
         }
@@ -433,7 +433,7 @@ impl WeightSource {
         }
         if let Some(residual) = &self.residual {
             rotate_input(residual, &mut weights);
-        } else if let Some(rotation) = &self.sites.layers[i].mlp_in {
+        } else if let Some(rotation) = &self.rotations.layers[i].mlp_in {
             rotate_input(rotation, &mut weights);
         }
         Ok(weights)
@@ -470,9 +470,9 @@ impl WeightSource {
     /// Turns embedding rows as [`WeightSource::linear`] yields them into rows of the residual
     /// stream.
     pub fn embedded(&self, rows: &mut [f32]) {
-        if let Some(rotation) = &self.sites.embed_out {
+        if let Some(rotation) = &self.rotations.embed_out {
             rotation.apply_rows_inverse(rows);
-            self.sites.divide(rows);
+            self.rotations.divide(rows);
         }
     }
 
@@ -507,7 +507,7 @@ impl WeightSource {
                 row.iter_mut().zip(&inverse).for_each(|(h, &right)| *h = *h * left * right);
             }
         }
-        match (self.sites.mode(), id) {
+        match (self.rotations.mode(), id) {
             (RotationMode::None, _) => return Ok(()),
             (RotationMode::Online, _) => both(&self.online_input(id)?, moments),
             (RotationMode::Fold, LinearId::Layer(i, LayerLinear::O)) => {
@@ -516,7 +516,7 @@ impl WeightSource {
                 heads.rotate_output(moments, n);
             }
             (RotationMode::Fold, LinearId::Layer(i, LayerLinear::Down)) => {
-                both(self.sites.layers[i].down_in.as_ref().expect("folding leaves this site"), moments);
+                both(self.rotations.layers[i].down_in.as_ref().expect("folding leaves this stream"), moments);
             }
             (RotationMode::Fold, _) => {
                 both(self.residual.as_ref().expect("made for this mode"), moments);

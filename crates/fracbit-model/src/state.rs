@@ -11,7 +11,7 @@ use crate::Error;
 use crate::attention::work_len;
 use crate::experts::Work;
 use crate::key_bias::{Angles, KeyBiases};
-use crate::kv::{KvLayout, KvType, PAGE, Rows};
+use crate::kv::{CachedRows, KvLayout, KvType, PAGE};
 use crate::linear::LinearScratch;
 use crate::pages::{HostMemory, KvPage, KvPool, PageList};
 
@@ -31,14 +31,14 @@ pub struct StateOptions {
     pub chunk: usize,
     /// Whether dense weights and what they are multiplied with may be rounded to bf16 in prefill,
     /// where that is faster: for statistics and training, not for what is compared digit by digit.
-    pub coarse: bool,
+    pub bf16: bool,
     /// What is read of nested weights until [`State::set_precision`] says otherwise.
     pub precision: Precision,
 }
 
 impl Default for StateOptions {
     fn default() -> Self {
-        Self { context: None, kv: KvType::I16, chunk: 256, coarse: false, precision: Precision::FULL }
+        Self { context: None, kv: KvType::I16, chunk: 256, bf16: false, precision: Precision::FULL }
     }
 }
 
@@ -48,7 +48,7 @@ pub struct State {
     cache: PageList<HostMemory>,
     pub(crate) scratch: Scratch,
     /// Of queries and keys of every head, where the cache wants them so.
-    pub(crate) turn: Option<Rotation>,
+    pub(crate) head_rotation: Option<Rotation>,
     /// Of all layers, or those without a window and those with one; where the model has large
     /// biases of keys.
     pub(crate) angles: [Angles; 2],
@@ -97,9 +97,9 @@ impl State {
     pub(crate) fn new(config: &ModelConfig, options: &StateOptions, pool: KvPool) -> Self {
         let capacity = options.context.unwrap_or(config.max_position_embeddings);
         let mut scratch = Scratch::default();
-        scratch.linear.coarse = options.coarse;
+        scratch.linear.bf16 = options.bf16;
         Self {
-            turn: pool.kind().turns().then(|| {
+            head_rotation: pool.kind().rotates_heads().then(|| {
                 Rotation::new(config.head_dim, 0, 0).expect("heads are narrow enough to be rotated")
             }),
             cache: PageList::new(pool, capacity),
@@ -165,13 +165,13 @@ impl State {
     }
 
     /// The keys of a head on page `at`, its first `count` positions, whole blocks.
-    pub(crate) fn keys(&self, layer: usize, head: usize, at: usize, count: usize) -> Rows<'_> {
+    pub(crate) fn keys(&self, layer: usize, head: usize, at: usize, count: usize) -> CachedRows<'_> {
         self.layout().keys(self.cache.reserved()[at].lines(), layer, head, count)
     }
 
     /// The values of a head on page `at`, its first `count` positions, and one more where that is
     /// odd.
-    pub(crate) fn values(&self, layer: usize, head: usize, at: usize, count: usize) -> Rows<'_> {
+    pub(crate) fn values(&self, layer: usize, head: usize, at: usize, count: usize) -> CachedRows<'_> {
         self.layout().values(self.cache.reserved()[at].lines(), layer, head, count)
     }
 
@@ -214,7 +214,7 @@ impl State {
         let position = config.num_hidden_layers() * config.num_key_value_heads * pair;
         // For large constants of keys, which only the model knows: tables of all planes for every
         // RoPE, for each page and within one.
-        let constants = options.kv == KvType::I4 || options.kv.turns() && config.qkv_bias;
+        let constants = options.kv == KvType::I4 || options.kv.rotates_heads() && config.qkv_bias;
         let tables = match (constants, &config.local_rope) {
             (false, _) => 0,
             (true, None) => 1,
@@ -311,7 +311,7 @@ impl State {
 
 /// Cosines and sines of some rows, (rows, head_dim / 2) each.
 #[derive(Debug, Default)]
-pub(crate) struct Turns {
+pub(crate) struct RopeTables {
     pub(crate) cos: Vec<f32>,
     pub(crate) sin: Vec<f32>,
 }
@@ -330,10 +330,10 @@ pub(crate) struct Scratch {
     pub(crate) gate: Numbers<f32>,    // (rows, or experts of all rows; intermediate)
     pub(crate) up: Numbers<f32>,      // the same
     pub(crate) experts: Work,
-    pub(crate) turns: [Turns; 2], // of all layers, or those without a window and those with one
-    pub(crate) head: Vec<f32>,    // (rows of logits, hidden)
-    pub(crate) rotation: Vec<f32>, // one row's scratch
-    pub(crate) work: Vec<f32>,    // of attention
+    pub(crate) rope: [RopeTables; 2], // of all layers, or those without a window and those with one
+    pub(crate) head: Vec<f32>,        // (rows of logits, hidden)
+    pub(crate) rotation: Vec<f32>,    // one row's scratch
+    pub(crate) work: Vec<f32>,        // of attention
     pub(crate) linear: LinearScratch,
 }
 
@@ -366,7 +366,7 @@ impl Scratch {
             grow(&mut self.branch, config.hidden_size);
         }
         let sets = if config.local_rope.is_some() { 2 } else { 1 };
-        for Turns { cos, sin } in &mut self.turns[..sets] {
+        for RopeTables { cos, sin } in &mut self.rope[..sets] {
             for angles in [cos, sin] {
                 angles.resize(angles.len().max(rows * config.head_dim / 2), 0.0);
             }
@@ -404,8 +404,8 @@ impl State {
                 features.values.extend((0..width).map(|i| layout.value(page, layer, head, at, i)));
             }
         }
-        if let Some(turn) = &self.turn {
-            turn.apply_rows_inverse(&mut features.keys);
+        if let Some(rotation) = &self.head_rotation {
+            rotation.apply_rows_inverse(&mut features.keys);
         }
         Some(features)
     }

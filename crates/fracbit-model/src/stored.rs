@@ -56,7 +56,7 @@ impl Change {
 
     /// That of a matrix.
     pub(crate) fn of(config: &ModelConfig, id: LinearId) -> Self {
-        let (turn, head, pairs) = (config.rope.dim, config.head_dim, config.neighbours_turn);
+        let (turn, head, pairs) = (config.rope.dim, config.head_dim, config.interleaved_rope);
         #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
         match id {
             LinearId::Layer(_, LayerLinear::O | LayerLinear::Down) if !config.post_norms => {

@@ -24,7 +24,7 @@ fn matrices_gains_and_biases_come_back() {
         for mode in RotationMode::ALL {
             let source = r.source(mode, 7);
             let config = source.config();
-            let basis = Basis::new(config, source.sites()).unwrap();
+            let basis = Basis::new(config, source.rotations()).unwrap();
             for id in LinearId::all(config) {
                 let mut got = source.linear(id).unwrap().data;
                 basis.weights(id, &mut got).unwrap();
@@ -69,7 +69,7 @@ fn products_by_rotated_matrices_are_those_of_the_stored_ones() {
         for mode in RotationMode::ALL {
             let source = r.source(mode, 7);
             let config = source.config();
-            let basis = Basis::new(config, source.sites()).unwrap();
+            let basis = Basis::new(config, source.rotations()).unwrap();
             let model = Model::from_source(&source).unwrap();
             let product = |layer: &Linear, x: &[f32]| {
                 let mut out = vec![0.0; TOKENS * layer.shape().rows];
@@ -101,7 +101,7 @@ fn products_by_rotated_matrices_are_those_of_the_stored_ones() {
 fn other_lengths_are_refused() {
     let Some(references) = references() else { return };
     let source = references[0].source(RotationMode::Online, 0);
-    let basis = Basis::new(source.config(), source.sites()).unwrap();
+    let basis = Basis::new(source.config(), source.rotations()).unwrap();
     let id = LinearId::Layer(0, fracbit_model::LayerLinear::Q);
     assert!(basis.weights(id, &mut [0.0; 7]).is_err(), "no whole matrix");
     assert!(basis.enter(id, &mut [0.0; 7]).is_err(), "no whole row");

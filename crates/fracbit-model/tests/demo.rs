@@ -72,7 +72,7 @@ fn four_bit_caches_bear_large_key_biases() {
     let source = WeightSource::new(checkpoint, plain, RotationMode::None, 0).unwrap();
     let (d, layers) = (config.head_dim, config.num_hidden_layers());
     let build = |first: f32, last: f32| {
-        let mut builder = ModelBuilder::new(config.clone(), source.sites().clone()).unwrap();
+        let mut builder = ModelBuilder::new(config.clone(), source.rotations().clone()).unwrap();
         for id in LinearId::all(&config) {
             let bias = id.has_bias(&config).then(|| {
                 let mut bias = vec![0.0; id.shape(&config).rows];

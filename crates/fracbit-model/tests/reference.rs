@@ -240,7 +240,7 @@ fn rotations_move_the_weights() {
         let folded = if plain.config().post_norms { 3 * layers } else { layers };
         for (mode, rotations) in [(RotationMode::Fold, folded), (RotationMode::Online, 4 * layers)] {
             let rotated = r.source(mode, 1);
-            assert_eq!(rotated.sites().online_rotations(), rotations);
+            assert_eq!(rotated.rotations().online_rotations(), rotations);
             for id in LinearId::all(plain.config()) {
                 let (a, b) = (plain.linear(id).unwrap(), rotated.linear(id).unwrap());
                 assert_eq!(a.shape, b.shape);

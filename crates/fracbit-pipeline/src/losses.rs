@@ -74,7 +74,7 @@ pub fn measure(
     progress: &dyn Progress,
     checkpoint: &mut dyn FnMut(&Sensitivities) -> Result<(), Error>,
 ) -> Result<Sensitivities, Error> {
-    let protocol = describe(options, text, source.sites().seed());
+    let protocol = describe(options, text, source.rotations().seed());
     let tokens = text.sequences.tokens();
     let mut result = Sensitivities::begun(protocol, content_hash, source, tokens, done);
     let weights = |id: LinearId| id.shape(source.config()).len() as u64;
@@ -182,7 +182,7 @@ pub fn measure_along(
     progress: &dyn Progress,
     checkpoint: &mut dyn FnMut(&Sensitivities) -> Result<(), Error>,
 ) -> Result<Sensitivities, Error> {
-    let protocol = describe_along(options, text, source.sites().seed());
+    let protocol = describe_along(options, text, source.rotations().seed());
     let tokens = text.sequences.tokens();
     let mut result = Sensitivities::begun(protocol, content_hash, source, tokens, done);
     let typical = Storage::Packed(options.default).error()?;
@@ -267,7 +267,7 @@ impl<'a> Work<'a> {
     /// The model with every matrix in the default scheme.
     fn quantized(&mut self, ids: &[LinearId]) -> Result<Model, Error> {
         let source = self.source;
-        let mut builder = ModelBuilder::new(source.config().clone(), source.sites().clone())?;
+        let mut builder = ModelBuilder::new(source.config().clone(), source.rotations().clone())?;
         for &id in ids {
             builder.set(id, self.linear(id, self.options.default)?.0)?;
         }
@@ -291,7 +291,7 @@ impl<'a> Work<'a> {
         let matrix = self.source.linear(id)?;
         let advance = |weights: usize| self.progress.advance(weights as u64);
         let rounding = Rounding { moments, ..Rounding::new(&self.options.rounders) };
-        let grouping = grouping(self.source.sites().mode(), scheme);
+        let grouping = grouping(self.source.rotations().mode(), scheme);
         let packed = rounded(id, &matrix, scheme, grouping, rounding, &advance)?;
         let linear = Linear::packed(PackedMatrix::new(&self.kernels, &packed.view()), self.source.bias(id)?);
         Ok((linear.map_err(fracbit_model::Error::from)?, packed.relative_error))

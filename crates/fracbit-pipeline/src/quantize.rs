@@ -230,7 +230,7 @@ pub fn quantize_in(
     let of =
         |rotation, seed, smoothing| (rotation, seed, if smoothing { "smoothed" } else { "not smoothed" });
     let want = of(plan.rotation, plan.seed, plan.smoothing);
-    let got = of(source.sites().mode(), source.sites().seed(), !source.smoothing().is_empty());
+    let got = of(source.rotations().mode(), source.rotations().seed(), !source.smoothing().is_empty());
     if want != got {
         let rule = format!(
             "it is for weights rotated {} with seed {}, {}, got {}, {}, {}",
@@ -301,7 +301,7 @@ pub fn quantize_in(
         if let Some(bands) = &plan.bands {
             writer.write(BANDS, &bands.to_bytes())?;
         }
-        if let Some(divisors) = source.sites().embedding_divisors() {
+        if let Some(divisors) = source.rotations().embedding_divisors() {
             writer.write(EMBEDDING_DIVISORS, &f32_bytes(divisors))?;
         }
         if let Some(factors) = source.final_factors()? {
@@ -452,7 +452,7 @@ fn tensor_specs(
     if let Some(bands) = &plan.bands {
         specs.push(spec(BANDS.to_owned(), Dtype::U8, &[Bands::bytes(bands.each().len())]));
     }
-    if let Some(divisors) = source.sites().embedding_divisors() {
+    if let Some(divisors) = source.rotations().embedding_divisors() {
         specs.push(spec(EMBEDDING_DIVISORS.to_owned(), Dtype::F32, &[divisors.len()]));
     }
     if directory::has_final_factors(source) {

@@ -239,7 +239,7 @@ impl<'a> Teacher<'a> {
         let mut state = model.state(&StateOptions {
             context: longest,
             kv: KvType::F32,
-            coarse: true,
+            bf16: true,
             ..StateOptions::default()
         });
         let (mut hidden, mut rows) = (Vec::new(), Vec::new());

@@ -84,10 +84,10 @@ fn check_one(
 pub fn candidates(matrices: &[Matrix]) -> Vec<Vec<usize>> {
     let mut all = Vec::new();
     for (i, matrix) in matrices.iter().enumerate() {
-        let site: Vec<usize> =
+        let stream: Vec<usize> =
             (i..matrices.len()).filter(|&j| same_input(matrix.id, matrices[j].id)).collect();
         // Subsets that begin with this matrix: each is found once, from its first member.
-        let subsets = fracbit_alloc::fusion::subsets(&site[1.min(site.len())..]);
+        let subsets = fracbit_alloc::fusion::subsets(&stream[1.min(stream.len())..]);
         all.extend(subsets.into_iter().map(|rest| [&[i], rest.as_slice()].concat()));
     }
     all.retain(|group| group[..group.len() - 1].iter().all(|&m| aligned(matrices[m].shape)));

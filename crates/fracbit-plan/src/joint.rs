@@ -300,8 +300,8 @@ impl<'a> Joint<'a> {
         bytes: Option<u64>,
         between: Option<(Storage, Storage)>,
     ) -> Result<f64, Error> {
-        let sites = self.problem(Goal::Loss, bytes, self.room_ns(), between)?.expand()?;
-        Ok(fracbit_alloc::relax(&sites.problem)?.bound)
+        let rotations = self.problem(Goal::Loss, bytes, self.room_ns(), between)?.expand()?;
+        Ok(fracbit_alloc::relax(&rotations.problem)?.bound)
     }
 
     /// The fastest way to run one storage per matrix: which of them to fuse.
@@ -347,7 +347,7 @@ impl<'a> Joint<'a> {
 
     /// What one more byte and microsecond would save, by the linear relaxation.
     fn prices(&self, problem: &FusionProblem, bytes: bool) -> Prices {
-        let relaxed = problem.expand().and_then(|sites| fracbit_alloc::relax(&sites.problem));
+        let relaxed = problem.expand().and_then(|rotations| fracbit_alloc::relax(&rotations.problem));
         let price = relaxed.map(|r| r.price).unwrap_or_default();
         let (mut prices, mut price) = (Prices::default(), price.into_iter());
         if self.speed.limit_us.is_some() {

@@ -341,8 +341,9 @@ impl Plan {
     /// Naming the layer.
     pub fn require_kernels(&self, kernels: &Kernels) -> Result<(), Error> {
         let isa = |scheme: Scheme| {
-            let bodies = scheme.tables().map(|s| fracbit_quant::codebook(s).map(|book| kernels.isa(book)));
-            bodies.flatten().min()
+            let microkernels =
+                scheme.tables().map(|s| fracbit_quant::codebook(s).map(|book| kernels.isa(book)));
+            microkernels.flatten().min()
         };
         let best = Scheme::all().filter_map(isa).max();
         for layer in &self.layers {

@@ -238,7 +238,7 @@ impl Sensitivities {
         done: Option<Self>,
     ) -> Self {
         let (mut layers, mut actual, mut bands) = Default::default();
-        let rotation = source.sites().mode();
+        let rotation = source.rotations().mode();
         let smoothing = !source.smoothing().is_empty();
         if let Some(done) = done.filter(|d| d.continues(&protocol, content_hash, rotation, smoothing)) {
             (layers, actual, bands) = (done.layers, done.actual, done.bands);

@@ -160,7 +160,7 @@ fn add_products(
     columns: impl Fn(&Range<usize>) -> usize + Sync,
     sums: &mut [f64],
 ) {
-    let coarse = vectors.has_bf16().then(|| {
+    let bf16 = vectors.has_bf16().then(|| {
         let mut panels = vec![Panels::default(); n.div_ceil(WIDTH)];
         team.chunks(&mut panels, 1, |at, panel| {
             panel.iter_mut().for_each(|panel| panel.set(x, n, at * WIDTH..n.min((at + 1) * WIDTH)));
@@ -170,7 +170,7 @@ fn add_products(
     team.chunks(sums, PANEL * n, |at, sums| {
         let rows = at * PANEL..at * PANEL + sums.len() / n;
         let columns = columns(&rows);
-        if let Some((e, panels)) = &coarse {
+        if let Some((e, panels)) = &bf16 {
             for (at, panel) in panels[..columns.div_ceil(WIDTH)].iter().enumerate() {
                 panel.product(vectors, e, rows.clone(), |row, col, product| {
                     let first = at * WIDTH + col;

@@ -27,17 +27,17 @@ pub struct Rotation {
 }
 
 impl Rotation {
-    /// The rotation of width `n` with the [`signs`] of `seed` and `site`.
+    /// The rotation of width `n` with the [`signs`] of `seed` and `stream`.
     ///
     /// # Errors
     /// [`RotationError::Width`] if `n` is zero or above [`MAX_WIDTH`](crate::MAX_WIDTH).
-    pub fn new(n: usize, seed: u64, site: u64) -> Result<Self, RotationError> {
-        Ok(Self::with_hadamard(Hadamard::new(n)?, seed, site))
+    pub fn new(n: usize, seed: u64, stream: u64) -> Result<Self, RotationError> {
+        Ok(Self::with_hadamard(Hadamard::new(n)?, seed, stream))
     }
 
     /// As [`new`](Self::new), sharing the tables of a transform already built.
-    pub fn with_hadamard(hadamard: Hadamard, seed: u64, site: u64) -> Self {
-        let scaled_signs = signs(seed, site).take(hadamard.width()).map(|s| s * hadamard.scale()).collect();
+    pub fn with_hadamard(hadamard: Hadamard, seed: u64, stream: u64) -> Self {
+        let scaled_signs = signs(seed, stream).take(hadamard.width()).map(|s| s * hadamard.scale()).collect();
         Self { hadamard, scaled_signs }
     }
 

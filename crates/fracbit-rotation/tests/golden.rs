@@ -154,18 +154,18 @@ fn every_matrix_is_hadamard() {
 
 #[test]
 fn sign_streams() {
-    let word = |seed, site, at: usize| {
-        signs(seed, site).skip(64 * at).take(64).enumerate().fold(0u64, |w, (bit, s)| {
+    let word = |seed, stream, at: usize| {
+        signs(seed, stream).skip(64 * at).take(64).enumerate().fold(0u64, |w, (bit, s)| {
             assert!(s == 1.0 || s == -1.0);
             w | u64::from(s < 0.0) << bit
         })
     };
-    for (seed, site, want) in [
+    for (seed, stream, want) in [
         (0, 0, [0x568a_9b0b_1a2c_05ec, 0x44e5_b8b1_47ef_718b]),
         (42, 3, [0x8a12_6a34_4796_755f, 0x2851_0256_fe8a_1735]),
         (u64::MAX, u64::MAX, [0xbb01_391f_6277_d93c, 0x03c5_54c6_013f_24b5]),
     ] {
-        assert_eq!([word(seed, site, 0), word(seed, site, 1)], want, "seed {seed}, site {site}");
+        assert_eq!([word(seed, stream, 0), word(seed, stream, 1)], want, "seed {seed}, stream {stream}");
     }
     let rotation = Rotation::new(100, 42, 3).unwrap();
     assert!(rotation.signs().eq(signs(42, 3).take(100)));

@@ -27,11 +27,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, rng_seed: RngSeed::Fixed(2), ..ProptestConfig::default() })]
 
     #[test]
-    fn orthogonal_and_invertible(n in width(), seed: u64, site: u64) {
+    fn orthogonal_and_invertible(n in width(), seed: u64, stream: u64) {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut vector = || (0..n).map(|_| rng.random_range(-1.0f32..1.0)).collect::<Vec<_>>();
         let (x, y) = (vector(), vector());
-        let rotation = Rotation::new(n, seed, site).unwrap();
+        let rotation = Rotation::new(n, seed, stream).unwrap();
         let (mut rx, mut ry) = (x.clone(), y.clone());
         rotation.apply(&mut rx);
         rotation.apply(&mut ry);

@@ -160,7 +160,7 @@ fn too_large() -> Refusal {
     Refusal::new(413, format!("the body should have at most {BODY} bytes"))
 }
 
-/// Whether a body should be read at all. It should be JSON: no page can send that to another site
+/// Whether a body should be read at all. It should be JSON: no page can send that to another stream
 /// unasked.
 fn announced(headers: &HeaderMap) -> Result<(), Refusal> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());

@@ -1,6 +1,6 @@
 //! How thoroughly to search.
 
-use crate::{cells::Pruning, classes::Classes, rows::Rows};
+use crate::{cells::Pruning, classes::Classes, rows::RowPruning};
 use fracbit_base::{Code, Scheme};
 use std::{fmt, str::FromStr};
 
@@ -49,7 +49,7 @@ impl Effort {
     }
 
     /// The rows of the search for codes of several weights a step; `None` for the exact one.
-    pub(crate) fn rows(self, scheme: Scheme) -> Option<Rows> {
+    pub(crate) fn rows(self, scheme: Scheme) -> Option<RowPruning> {
         let (fast, balanced) = match (scheme.code() == Some(Code::Hyb), scheme.quarters()) {
             (true, ..=4) => (3, 4),
             (true, 5..=8) => (4, 5),
@@ -70,11 +70,13 @@ impl Effort {
         };
         match self {
             Self::Fast => {
-                Some(Rows { count: fast, reach: 32, part: if scheme.quarters() <= 4 { 2 } else { 4 } })
+                Some(RowPruning { count: fast, reach: 32, part: if scheme.quarters() <= 4 { 2 } else { 4 } })
             }
-            Self::Balanced => {
-                Some(Rows { count: balanced, reach: 64, part: if scheme.quarters() <= 8 { 2 } else { 1 } })
-            }
+            Self::Balanced => Some(RowPruning {
+                count: balanced,
+                reach: 64,
+                part: if scheme.quarters() <= 8 { 2 } else { 1 },
+            }),
             Self::Exact => None,
         }
     }

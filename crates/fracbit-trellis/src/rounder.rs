@@ -41,7 +41,7 @@ pub struct TrellisRounder {
 enum Pruned {
     Cells(Box<CellSearch>),
     Classes(Box<ClassSearch>),
-    Rows(Box<RowSearch>),
+    RowPruning(Box<RowSearch>),
 }
 
 /// Working memory of the pruned searches; that of all but one stays empty.
@@ -111,7 +111,7 @@ impl TrellisRounder {
             by_class.or_else(|| effort.pruning(scheme).map(|some| Pruned::Cells(Box::new(cells(some)))))
         } else {
             let rows = |rows| RowSearch::new(isa, metric, steps.weights, &shifts, &values, bound, rows);
-            effort.rows(scheme).map(|some| Pruned::Rows(Box::new(rows(some))))
+            effort.rows(scheme).map(|some| Pruned::RowPruning(Box::new(rows(some))))
         };
         let search = Search::new(isa, metric, steps.weights, shifts, &values, REACH / steps.weights);
         Self { codebook, steps, metric, search, pruned, pool: Mutex::default() }
@@ -145,7 +145,7 @@ impl TrellisRounder {
         let found = match &self.pruned {
             Some(Pruned::Cells(search)) => search.run(&x, &mut pruned.cells, &mut exact.states),
             Some(Pruned::Classes(search)) => search.run(&x, &mut pruned.classes, &mut exact.states),
-            Some(Pruned::Rows(search)) => search.run(&x, &mut pruned.rows, &mut exact.states),
+            Some(Pruned::RowPruning(search)) => search.run(&x, &mut pruned.rows, &mut exact.states),
             None => false,
         };
         if !found {

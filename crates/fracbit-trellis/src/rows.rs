@@ -44,7 +44,7 @@ const TRACES: usize = 4;
 
 /// How much is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Rows {
+pub(crate) struct RowPruning {
     /// Rows of a step.
     pub(crate) count: usize,
     /// Bits of tape beyond the seam.
@@ -58,7 +58,7 @@ pub(crate) struct Rows {
 #[derive(Debug)]
 pub(crate) struct RowSearch {
     isa: Isa,
-    rows: Rows,
+    rows: RowPruning,
     steps: usize,
     pub(crate) tables: Tables,
     /// `score = c + sum over weights of (a x + b) x`, the less the nearer.
@@ -171,7 +171,7 @@ impl RowSearch {
         shifts: &[u32],
         values: &[i16],
         bound: f64,
-        rows: Rows,
+        rows: RowPruning,
     ) -> Self {
         assert_eq!(values.len(), STATES * weights, "values of every state");
         assert!(isa.is_supported(), "{} is not available here", isa.name());
@@ -179,7 +179,7 @@ impl RowSearch {
         assert!(weights == 2 || weights == 4, "two or four weights a step");
         let (new_bits, error) = (shifts[0], bound * metric.area());
         let count = 1usize << new_bits;
-        let rows = Rows { count: rows.count.min(count).min(MOST), ..rows };
+        let rows = RowPruning { count: rows.count.min(count).min(MOST), ..rows };
         let overlaps = STATES >> new_bits;
         let states = halve(values, weights, new_bits);
         let mut tables = Tables {
@@ -665,7 +665,7 @@ mod tests {
     use fracbit_format::trellis::{Steps, state_values};
 
     /// The search of a scheme, the exact one, and grid values of all states.
-    fn searches(scheme: &str, isa: Isa, rows: Rows) -> (RowSearch, Search, Metric, Vec<i16>) {
+    fn searches(scheme: &str, isa: Isa, rows: RowPruning) -> (RowSearch, Search, Metric, Vec<i16>) {
         let scheme: Scheme = scheme.parse().unwrap();
         let (book, steps) = (builtin(scheme).unwrap(), Steps::of(scheme).unwrap());
         let largest = book.entries().iter().map(|e| e.unsigned_abs()).max().unwrap();
@@ -682,7 +682,7 @@ mod tests {
         (search, Search::new(Isa::detect(), metric, weights, shifts, &values, 128), metric, values)
     }
 
-    const FEW: Rows = Rows { count: 6, reach: 32, part: 4 };
+    const FEW: RowPruning = RowPruning { count: 6, reach: 32, part: 4 };
 
     #[test]
     fn a_row_has_one_continuation_of_every_overlap() {
@@ -735,7 +735,7 @@ mod tests {
     #[test]
     fn all_rows_lose_what_8_bit_costs_lose_and_paths_close() {
         for (scheme, part) in [("tcq-fast-1", 4), ("tcq-fast-3", 1), ("tcq-hyb-2", 1)] {
-            let all = Rows { count: MOST, reach: 256, part };
+            let all = RowPruning { count: MOST, reach: 256, part };
             let (search, exact, metric, values) = searches(scheme, Isa::detect(), all);
             let (mut scratch, mut found, mut wanted) =
                 (RowScratch::default(), Vec::new(), Scratch::default());

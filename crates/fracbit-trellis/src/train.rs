@@ -6,8 +6,8 @@
 //!   start is the quantile table of a Gaussian, wider at high rates where the best density of
 //!   entries is flatter than that of the weights. At the end the entries go to the int8 grid and
 //!   the step is refitted. Tables are sums of two short ones but for their last quarter
-//!   ([`Layers`]): entries go to the nearest such table in every round. Up to 2.5 bits their first
-//!   three quarters are a [`Ramp`] times a unit instead.
+//!   ([`TwoLevel`]): entries go to the nearest such table in every round. Up to 2.5 bits their
+//!   first three quarters are a [`PiecewiseLinear`] times a unit instead.
 //! * `hyb`: 2-D k-means of 2^20 Gaussian samples, scaled to the standard deviation that the papers'
 //!   tables have (Q-Palette's 0.9682458), then a step per rate at which the error is stationary.
 //!   The papers use one step for all rates.
@@ -19,7 +19,7 @@ use crate::{Effort, TrellisRounder, cells::LEVELS};
 use fracbit_base::{Code, Scheme};
 use fracbit_codebook::Rounder;
 use fracbit_format::{
-    Codebook, Layers, Ramp, TILE, read_bits,
+    Codebook, PiecewiseLinear, TILE, TwoLevel, read_bits,
     trellis::{self, STATE_BITS, STATES, Steps},
 };
 use rand::SeedableRng;
@@ -132,13 +132,13 @@ pub fn train(scheme: Scheme, len: usize, training: &Training) -> Codebook {
     }
     if has_ramp(scheme, table.len()) {
         // The unit of the ramp is the step of the grid.
-        let at = Ramp::BEND - 2;
-        let step = table[at] / f32::from(Ramp::at(at));
+        let at = PiecewiseLinear::BEND - 2;
+        let step = table[at] / f32::from(PiecewiseLinear::at(at));
         return refit_step(on_grid(scheme, &table, step, 127.0), &tiles);
     }
     // A narrower int8 grid is finer but clips the largest entries: let the error decide. With
     // layers, which round together, chance decides as much.
-    let layers = Layers::fit(table.len());
+    let layers = TwoLevel::fit(table.len());
     let widths: &[f64] = if layers { &[1.0, 0.99, 0.98, 0.97, 0.96] } else { &[1.0, 0.93] };
     best_of(widths.iter().copied(), |width| {
         let step = largest(&table) * width / 127.0;
@@ -296,41 +296,42 @@ fn recentre(scheme: Scheme, table: &[f32], tiles: &[[f32; TILE]]) -> Vec<f32> {
     }
     if has_ramp(scheme, out.len()) {
         ramped(&out, &counts, tied)
-    } else if Layers::fit(out.len()) {
+    } else if TwoLevel::fit(out.len()) {
         layered(&out, &counts, None)
     } else {
         out
     }
 }
 
-/// Whether the built-in table of a scheme has a [`Ramp`]: it costs `tcq-2.75` and `tcq-fast-3` half
-/// a percent of error.
+/// Whether the built-in table of a scheme has a [`PiecewiseLinear`]: it costs `tcq-2.75` and
+/// `tcq-fast-3` half a percent of error.
 fn has_ramp(scheme: Scheme, len: usize) -> bool {
-    len == Ramp::LEN && scheme.quarters() <= 10
+    len == PiecewiseLinear::LEN && scheme.quarters() <= 10
 }
 
-/// The table nearest to `table` whose first three quarters are a [`Ramp`] times any unit, entries
-/// counting by `counts`; `tied` neighbours are equal.
+/// The table nearest to `table` whose first three quarters are a [`PiecewiseLinear`] times any
+/// unit, entries counting by `counts`; `tied` neighbours are equal.
 fn ramped(table: &[f32], counts: &[u32], tied: usize) -> Vec<f32> {
-    let ramp = |x: usize| f64::from(Ramp::at(x / tied * tied));
+    let ramp = |x: usize| f64::from(PiecewiseLinear::at(x / tied * tied));
     let (mut cross, mut own) = (0.0, 0.0);
-    for (x, (&entry, &count)) in table.iter().zip(counts).enumerate().take(Ramp::FREE) {
+    for (x, (&entry, &count)) in table.iter().zip(counts).enumerate().take(PiecewiseLinear::FREE) {
         let often = f64::from(count.max(1));
         cross += often * ramp(x) * f64::from(entry);
         own += often * ramp(x) * ramp(x);
     }
     let unit = cross / own;
     #[expect(clippy::cast_possible_truncation, reason = "weights")]
-    let entry = |(x, &entry): (usize, &f32)| if x < Ramp::FREE { (unit * ramp(x)) as f32 } else { entry };
+    let entry =
+        |(x, &entry): (usize, &f32)| if x < PiecewiseLinear::FREE { (unit * ramp(x)) as f32 } else { entry };
     table.iter().enumerate().map(entry).collect()
 }
 
-/// The table with [`Layers`] that is nearest to `table`, entries counting by `counts`: one layer's
-/// entry after another goes to the weighted mean of what the other layer leaves of its entries.
-/// None is negative; with a `limit` all are integers up to there.
+/// The table with [`TwoLevel`] that is nearest to `table`, entries counting by `counts`: one
+/// layer's entry after another goes to the weighted mean of what the other layer leaves of its
+/// entries. None is negative; with a `limit` all are integers up to there.
 fn layered(table: &[f32], counts: &[u32], limit: Option<f32>) -> Vec<f32> {
     const ROUNDS: usize = 100;
-    let (each, free) = (table.len() / 16, Layers::free(table.len()));
+    let (each, free) = (table.len() / 16, TwoLevel::free(table.len()));
     let whole = |v: f64| if limit.is_some() { v.round() } else { v };
     let most = f64::from(limit.unwrap_or(f32::INFINITY));
     // Coarse entries, then fine ones.

@@ -1,7 +1,7 @@
 //! Codebooks: their error, and that training them again gives them again.
 
 use fracbit_base::{Code, Family, Scheme};
-use fracbit_format::{Layers, Ramp};
+use fracbit_format::{PiecewiseLinear, TwoLevel};
 use fracbit_trellis::{
     builtin,
     train::{self, Training},
@@ -40,9 +40,9 @@ fn tables_have_ramps_up_to_two_and_a_half_bits_and_layers_above() {
         Scheme::all().filter(|s| matches!(s.family(), Family::Tcq(_)) && s.code() != Some(Code::Hyb))
     {
         let book = builtin(scheme).unwrap();
-        let ramp = book.entries().len() == Ramp::LEN && scheme.quarters() <= 10;
-        assert_eq!(book.ramp().is_some(), ramp, "{scheme}");
-        assert_eq!(book.layers().is_some(), !ramp && Layers::fit(book.entries().len()), "{scheme}");
+        let ramp = book.entries().len() == PiecewiseLinear::LEN && scheme.quarters() <= 10;
+        assert_eq!(book.piecewise_linear().is_some(), ramp, "{scheme}");
+        assert_eq!(book.two_level().is_some(), !ramp && TwoLevel::fit(book.entries().len()), "{scheme}");
     }
 }
 

@@ -156,7 +156,7 @@ impl Run<'_> {
     /// The quantized model.
     fn model(&mut self) -> Any<Model> {
         let (source, config) = (self.source, self.source.config());
-        let mut builder = ModelBuilder::new(config.clone(), source.sites().clone())?;
+        let mut builder = ModelBuilder::new(config.clone(), source.rotations().clone())?;
         for id in FloatId::all(config) {
             builder.set_floats(id, source.floats(id)?)?;
         }

@@ -7,8 +7,8 @@ pub mod simulate;
 
 pub use export::{ExportOptions, ExportReport, ExportType, export};
 pub use fracbit_load::{
-    Bodies, Dense, Error, EvalOptions, Evaluation, Inspection, Opened, Progress, Quiet, bodies, cuda, dense,
-    directory, evaluate, inspect, kernels,
+    Dense, Error, EvalOptions, Evaluation, Inspection, Microkernels, Opened, Progress, Quiet, cuda, dense,
+    directory, evaluate, inspect, kernels, microkernels,
 };
 pub use fracbit_pipeline::{
     CalibrateOptions, Calibration, Dealt, Job, LayerReport, LearnOptions, Learned, MemoryEstimate, Part,

@@ -76,10 +76,10 @@ pub(crate) fn run(args: &DoctorArgs, context: &mut Context) -> Result<(), Failur
 
 impl Findings {
     fn find(progress: &dyn Progress) -> Result<Self, Failure> {
-        let bodies = fracbit::bodies()?;
+        let microkernels = fracbit::microkernels()?;
         let threads = rayon::current_num_threads();
         let mut kernels: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for (scheme, isa) in &bodies.bodies {
+        for (scheme, isa) in &microkernels.microkernels {
             kernels.entry(isa.clone()).or_default().push(scheme.to_string());
         }
         let processor = Machine::now();
@@ -93,8 +93,8 @@ impl Findings {
             system: std::env::consts::OS,
             processor,
             threads,
-            architecture: bodies.architecture,
-            features: bodies.features,
+            architecture: microkernels.architecture,
+            features: microkernels.features,
             kernels,
             memory,
             read_gb_per_s: measured[0].read_gb_per_s,

@@ -22,7 +22,7 @@ pub(crate) struct InspectArgs {
     /// The model, quantized or not.
     #[arg(required_unless_present = "machine", conflicts_with = "machine")]
     model: Option<PathBuf>,
-    /// Show instead what this machine offers: its processor, which kernel body each scheme gets,
+    /// Show instead what this machine offers: its processor, which microkernel each scheme gets,
     /// and its GPU.
     #[arg(long)]
     machine: bool,
@@ -41,7 +41,7 @@ struct MachineFacts<P> {
 
 pub(crate) fn run(args: &InspectArgs, context: &mut Context) -> Result<(), Failure> {
     let Some(model) = &args.model else {
-        let (processor, gpu) = (fracbit::bodies()?, gpu::describe());
+        let (processor, gpu) = (fracbit::microkernels()?, gpu::describe());
         if args.json {
             return context.out.json(&MachineFacts { processor, gpu: gpu.ok() });
         }

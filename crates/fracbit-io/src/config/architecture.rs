@@ -69,7 +69,7 @@ pub(crate) struct Facts {
     /// The part of a head that turns where the file does not say; `None`: always all of it.
     pub(crate) turning: Option<f64>,
     /// Neighbouring channels turn, as they are stored.
-    pub(crate) neighbours_turn: bool,
+    pub(crate) interleaved_rope: bool,
     /// What layers with a window turn by, where that differs.
     pub(crate) local_rope: Option<LocalRope>,
     /// Frequencies have factors of their own, of a context of so many tokens.
@@ -231,7 +231,7 @@ impl Facts {
         experts: None,
         theta: 1e4,
         turning: None,
-        neighbours_turn: false,
+        interleaved_rope: false,
         local_rope: None,
         longrope: None,
         growing: false,

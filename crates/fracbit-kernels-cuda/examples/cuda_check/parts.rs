@@ -9,7 +9,7 @@ use crate::{
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{
     Buffer, DeviceError, Gpu,
-    ops::{self, Before, Cache, Draw, Gate, Rows, SampleWork, Step},
+    ops::{self, Before, Cache, Draw, Gate, SampleWork, Step, StepRows},
 };
 use std::error::Error;
 
@@ -87,7 +87,7 @@ fn timed_attention(
         .map(|_| Ok(Cache { keys: room()?, values: room()? }))
         .collect::<Result<_, DeviceError>>()?;
     bench.at(context - rows, rows)?;
-    time(gpu, LAUNCHES, |i| bench.launch(&caches[i % count], Rows::of_one(rows)))
+    time(gpu, LAUNCHES, |i| bench.launch(&caches[i % count], StepRows::of_one(rows)))
 }
 
 fn turns(gpu: &Gpu) -> Result<(), Box<dyn Error>> {

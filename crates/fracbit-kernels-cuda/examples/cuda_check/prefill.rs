@@ -6,7 +6,7 @@ use fracbit_base::{Scheme, Shape};
 use fracbit_kernels::cases::{self, Packed, Random};
 use fracbit_kernels_cuda::{
     Buffer, Device as _, DeviceMatrix, Gpu,
-    ops::{self, AttentionShape, Cache, DenseMatrix, Gemm, HeadOptions, PAGE, PageTables, Rows, Step},
+    ops::{self, AttentionShape, Cache, DenseMatrix, Gemm, HeadOptions, PAGE, PageTables, Step, StepRows},
 };
 use half::f16;
 use std::error::Error;
@@ -139,7 +139,8 @@ fn attention(gpu: &Gpu, position: usize) -> Wrong {
         eps: 0.0,
         window: 0,
     };
-    let run = || ops::attention(&step, &input, (&cache, &tables), &out, Rows::of_one(ROWS), &shape, &options);
+    let run =
+        || ops::attention(&step, &input, (&cache, &tables), &out, StepRows::of_one(ROWS), &shape, &options);
     run()?;
     let got: Vec<f32> = out.read(ROWS * shape.heads * d)?;
     let of_row = |p: usize, head: usize| &qkv[(p - position) * width + head * d..][..d];

@@ -1,6 +1,6 @@
 //! Attention of the few tokens of a decoding step: one launch of `attend_few.cuh`.
 
-use super::{AttentionShape, Cache, HeadOptions, PageTables, Rows, SEQUENCES, at, holds, u32_of};
+use super::{AttentionShape, Cache, HeadOptions, PageTables, SEQUENCES, StepRows, at, holds, u32_of};
 use crate::{Address, Buffer, Device, DeviceError, Grid, Limits};
 use bytemuck::{Pod, Zeroable};
 
@@ -126,14 +126,14 @@ pub fn attend_few<D: Device>(
     qkv: &Buffer<'_, D>,
     (cache, tables): (&Cache<'_, D>, &PageTables<'_, D>),
     out: &Buffer<'_, D>,
-    rows: Rows,
+    rows: StepRows,
     options: &HeadOptions<'_, '_, D>,
     work: &AttentionWork<'_, D>,
 ) -> Result<(), DeviceError> {
     let device = step.device();
     let shape = &work.shape;
     let AttentionShape { heads, kv_heads, d, .. } = *shape;
-    let Rows { sequences, each } = rows;
+    let StepRows { sequences, each } = rows;
     assert!((1..=FEW).contains(&rows.all()), "attention of {} tokens in one step", rows.all());
     tables.check(rows, shape);
     assert!(d.is_multiple_of(8) && d <= 256, "heads of {d} dimensions");

@@ -160,7 +160,7 @@ impl<'d, D: Device> PageTables<'d, D> {
         self.tables.at()
     }
 
-    pub(super) fn check(&self, rows: Rows, shape: &AttentionShape) {
+    pub(super) fn check(&self, rows: StepRows, shape: &AttentionShape) {
         assert!(self.pages * PAGE >= shape.capacity, "tables of sequences of {} positions", shape.capacity);
         let held = self.tables.bytes() / (4 * self.pages);
         assert!((1..=SEQUENCES.min(held)).contains(&rows.sequences), "{} sequences", rows.sequences);
@@ -169,14 +169,14 @@ impl<'d, D: Device> PageTables<'d, D> {
 
 /// The rows of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rows {
+pub struct StepRows {
     /// Sequences.
     pub sequences: usize,
     /// Rows of each.
     pub each: usize,
 }
 
-impl Rows {
+impl StepRows {
     /// Some rows of one sequence.
     #[must_use]
     pub fn of_one(each: usize) -> Self {
@@ -241,7 +241,7 @@ pub fn attention<D: Device>(
     qkv: &Buffer<'_, D>,
     (cache, tables): (&Cache<'_, D>, &PageTables<'_, D>),
     out: &Buffer<'_, D>,
-    rows: Rows,
+    rows: StepRows,
     shape: &AttentionShape,
     options: &HeadOptions<'_, '_, D>,
 ) -> Result<(), DeviceError> {

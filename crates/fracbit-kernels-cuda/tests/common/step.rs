@@ -4,7 +4,7 @@
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError,
-    ops::{self, AttentionShape, AttentionWork, Cache, HeadOptions, PAGE, PageTables, Rows, Step},
+    ops::{self, AttentionShape, AttentionWork, Cache, HeadOptions, PAGE, PageTables, Step, StepRows},
 };
 use half::f16;
 
@@ -145,13 +145,13 @@ impl<D: Device> Bench<'_, D> {
             self.store(&[&caches[s]])?;
             step.write(&[Step::new(&[before], &[0])])?;
             qkv.write(&self.qkv[s * row..(s + 1) * row])?;
-            self.launch(&self.cache, Rows::of_one(1))?;
+            self.launch(&self.cache, StepRows::of_one(1))?;
             alone.extend(out.read::<f32>(width)?);
         }
         qkv.write(&self.qkv)?;
         self.store(&caches.iter().collect::<Vec<_>>())?;
         step.write(&[Step::new(befores, &vec![0; befores.len()])])?;
-        self.launch(&self.cache, Rows::one_of(befores.len()))?;
+        self.launch(&self.cache, StepRows::one_of(befores.len()))?;
         assert!(alone.iter().all(|v| v.is_finite()));
         assert_eq!(alone, out.read::<f32>(befores.len() * width)?, "{:?} {befores:?}", self.of);
         Ok(())
@@ -163,7 +163,7 @@ impl<D: Device> Bench<'_, D> {
     }
 
     /// Launches attention of `rows` tokens at the position of `step`.
-    pub(crate) fn launch(&self, cache: &Cache<'_, D>, rows: Rows) -> Result<(), DeviceError> {
+    pub(crate) fn launch(&self, cache: &Cache<'_, D>, rows: StepRows) -> Result<(), DeviceError> {
         let [step, query_norm, key_norm, turns, growth, qkv, out] = &self.on;
         let options = HeadOptions {
             query_norm: self.of.norms.then_some(query_norm),
@@ -209,7 +209,7 @@ impl<D: Device> Bench<'_, D> {
         // No position that is not there may count: not even a value that is no number.
         let mut caches = self.stored_before(before);
         self.store(&[&caches])?;
-        let launch = || self.launch(&self.cache, Rows::of_one(rows));
+        let launch = || self.launch(&self.cache, StepRows::of_one(rows));
         launch()?;
         let got: Vec<f32> = out.read(rows * heads * d)?;
         launch()?;

@@ -82,7 +82,7 @@ impl Windows {
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     fn new(lines: &[Line], tile_bytes: usize) -> Self {
-        debug_assert!(tile_bytes <= 256 && lines.len() >= WINDOW_LINES, "the table of this body");
+        debug_assert!(tile_bytes <= 256 && lines.len() >= WINDOW_LINES, "the table of this microkernel");
         let row_bytes = tile_bytes / TILE_ROWS;
         let control = |second: usize| {
             let mut bytes = [0x80u8; 32];

@@ -13,7 +13,7 @@
 use super::*;
 use fracbit_format::{PackedView, TILE_COLS};
 use fracbit_kernels::{
-    BLOCK_TILES, Centroids, Kernels, LinearKernel, PsumBody, PsumCodes, PsumRows, psumbook,
+    BLOCK_TILES, Centroids, Kernels, LinearKernel, PsumCodes, PsumMicrokernel, PsumRows, psumbook,
 };
 use std::{array::from_fn, sync::Arc};
 
@@ -23,9 +23,9 @@ const CENTROIDS: usize = 16;
 const STRIPS: usize = 2;
 /// Most places of a half of a register whose bytes are summed in 16 bits: the sum of their high
 /// bytes is then an `i16`.
-const MOST: usize = 128;
+pub(crate) const MOST: usize = 128;
 /// Partial sums of the four tables of 32 bytes of codes.
-const OF_CODES: usize = 4 * CENTROIDS;
+pub(crate) const OF_CODES: usize = 4 * CENTROIDS;
 
 // 8 weights of 16 are a vector, of at most 6 codes.
 const _: () = assert!(BLOCK_TILES * TILE_COLS / 8 * 6 / 2 <= MOST, "sums of a block");
@@ -34,8 +34,8 @@ const _: () = assert!(BLOCK_TILES * TILE_COLS / 8 * 6 / 2 <= MOST, "sums of a bl
 pub(crate) fn linear(kernels: &Kernels, view: &PackedView<'_>) -> Option<Arc<dyn LinearKernel>> {
     Avx2::detect()?;
     // SAFETY: the line above; both functions check the lengths that they are given.
-    let body = unsafe { PsumBody::new(Isa::Avx2, 4, 1, build, read) };
-    psumbook(kernels, view, body)
+    let microkernel = unsafe { PsumMicrokernel::new(Isa::Avx2, 4, 1, build, read) };
+    psumbook(kernels, view, microkernel)
 }
 
 /// See [`BuildFn`](fracbit_kernels::BuildFn); for each 32 bytes of codes the tables of their low
@@ -45,7 +45,7 @@ pub(crate) fn linear(kernels: &Kernels, view: &PackedView<'_>) -> Option<Arc<dyn
 /// # Safety
 /// The features of [`Avx2`].
 #[target_feature(enable = "avx2")]
-unsafe fn build(centroids: &Centroids, x: &[[i8; TILE_COLS]], out: &mut [i16]) {
+pub(crate) unsafe fn build(centroids: &Centroids, x: &[[i8; TILE_COLS]], out: &mut [i16]) {
     let [x] = x else { panic!("one token, got {}", x.len()) };
     assert_eq!(out.len(), centroids.psums(), "sums of a tile");
     assert_eq!(centroids.pairs(), 4, "pairs of a vector");

@@ -1,7 +1,7 @@
 //! Codebooks in registers, and bytes looked up in them: `vpshufb` knows 16.
 
 use super::*;
-use fracbit_format::Ramp;
+use fracbit_format::PiecewiseLinear;
 
 /// `v >> count` in 32-bit lanes; with a constant count one instruction or none.
 #[inline]
@@ -177,7 +177,7 @@ impl Table for Integers {
 }
 
 /// `64 Q` entries (`Q` is 1, 2 or 4) that are sums, the last quarter but one by one (see
-/// [`Layers`](fracbit_format::Layers)): `2 + Q` shuffles instead of `4 Q`. `ZERO`: see
+/// [`TwoLevel`](fracbit_format::TwoLevel)): `2 + Q` shuffles instead of `4 Q`. `ZERO`: see
 /// [`Table::FIRST_IS_ZERO`].
 #[derive(Clone, Copy)]
 pub(super) struct Layered<const Q: usize, const ZERO: bool> {
@@ -214,7 +214,7 @@ impl<const Q: usize, const ZERO: bool> Table for Layered<Q, ZERO> {
         // An index below that of an end has bit 7 set when that is taken away, and `vpshufb` gives
         // zero. Where indices have eight bits themselves, those more than 128 below the last end
         // are brought there, still below the first one.
-        let first = fracbit_format::Layers::free(64 * Q);
+        let first = fracbit_format::TwoLevel::free(64 * Q);
         let least = _mm256_set1_epi8((first + 16 * (Q - 1)).wrapping_sub(128) as i8);
         let index = if narrow { index } else { _mm256_max_epu8(index, least) };
         for (i, &end) in self.ends.iter().enumerate() {
@@ -225,8 +225,8 @@ impl<const Q: usize, const ZERO: bool> Table for Layered<Q, ZERO> {
     }
 }
 
-/// 64 entries of which the first three quarters are a [`Ramp`]: one shuffle. `BIASED`: 128 is added
-/// to all.
+/// 64 entries of which the first three quarters are a [`PiecewiseLinear`]: one shuffle. `BIASED`:
+/// 128 is added to all.
 #[derive(Clone, Copy)]
 pub(super) struct Ramped<const BIASED: bool> {
     /// What the entries of the last quarter have above the ramp.
@@ -235,14 +235,14 @@ pub(super) struct Ramped<const BIASED: bool> {
 }
 
 impl<const BIASED: bool> Table for Ramped<BIASED> {
-    const BITS: u32 = Ramp::LEN.ilog2();
+    const BITS: u32 = PiecewiseLinear::LEN.ilog2();
     const MAGNITUDES: bool = !BIASED;
     const FIRST_IS_ZERO: bool = !BIASED;
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn new(table: &[Line], bias: u8) -> Self {
-        debug_assert_eq!(bias, if BIASED { 128 } else { 0 }, "the body of this instruction set");
+        debug_assert_eq!(bias, if BIASED { 128 } else { 0 }, "the microkernel of this instruction set");
         let [ends] = sixteens(table);
         Self { ends, mask: _mm256_set1_epi8(table[0].0[16].cast_signed()) }
     }
@@ -260,8 +260,9 @@ impl<const BIASED: bool> Table for Ramped<BIASED> {
         let x = _mm256_and_si256(bytes, self.mask);
         // An index below the last quarter has bit 7 set when that is taken away, and `vpshufb`
         // gives zero.
-        let end = _mm256_shuffle_epi8(self.ends, _mm256_sub_epi8(x, _mm256_set1_epi8(Ramp::FREE as i8)));
-        let ramp = _mm256_add_epi8(x, _mm256_subs_epu8(x, _mm256_set1_epi8(Ramp::BEND as i8)));
+        let end =
+            _mm256_shuffle_epi8(self.ends, _mm256_sub_epi8(x, _mm256_set1_epi8(PiecewiseLinear::FREE as i8)));
+        let ramp = _mm256_add_epi8(x, _mm256_subs_epu8(x, _mm256_set1_epi8(PiecewiseLinear::BEND as i8)));
         let sum = _mm256_add_epi8(ramp, end);
         if BIASED { _mm256_xor_si256(sum, _mm256_set1_epi8(-128)) } else { sum }
     }
@@ -289,10 +290,12 @@ mod tests {
         }
         for mask in [63, 62] {
             let book = cases::ramped("tcq-fast-2".parse().expect("a scheme"), mask);
-            let table = super::super::tables::ramp_table(&book, book.ramp().expect("a ramp"));
+            let table =
+                super::super::tables::piecewise_linear_table(&book, book.piecewise_linear().expect("a ramp"));
             for first in (0..=u8::MAX).step_by(32) {
                 let bytes: [u8; 32] = std::array::from_fn(|i| first + u8::try_from(i).expect("below 32"));
-                let want = bytes.map(|b| book.entries()[usize::from(b) % Ramp::LEN].to_le_bytes()[0]);
+                let want =
+                    bytes.map(|b| book.entries()[usize::from(b) % PiecewiseLinear::LEN].to_le_bytes()[0]);
                 let mut got = [[0u8; 32]; 2];
                 // SAFETY: AVX2 is here; loads and stores are of 32 bytes.
                 unsafe {
@@ -321,7 +324,7 @@ mod tests {
 
     fn check_layers<const Q: usize>(scheme: &str) {
         let book = cases::magnitudes(scheme.parse().expect("a scheme"), 64 * Q, Some([0, 5]));
-        let table = super::super::tables::layer_table(&book, &book.layers().expect("layers"));
+        let table = super::super::tables::two_level_table(&book, &book.two_level().expect("layers"));
         for first in (0..=u8::MAX).step_by(32) {
             let bytes: [u8; 32] = std::array::from_fn(|i| first + u8::try_from(i).expect("below 32"));
             let want = bytes.map(|b| book.entries()[usize::from(b) % (64 * Q)].to_le_bytes()[0]);

@@ -1,16 +1,16 @@
-//! AVX2 bodies, and the same ones with the dot products of AVX-VNNI.
+//! AVX2 microkernels, and the same ones with the dot products of AVX-VNNI.
 //!
-//! [`narrow`] and [`pairs`] have the bodies of codebooks on the int8 grid, whose entries come from
-//! [`lookup`](mod@lookup) ([`paired`] cuts the windows of most trellises for one token), [`expand`]
-//! and [`strips`] the others: the int16 grid, the papers' trellis code, vector tables of more than
-//! 256 pairs.
+//! [`narrow`] and [`pairs`] have the microkernels of codebooks on the int8 grid, whose entries come
+//! from [`lookup`](mod@lookup) ([`paired`] cuts the windows of most trellises for one token),
+//! [`expand`] and [`strips`] the others: the int16 grid, the papers' trellis code, vector tables of
+//! more than 256 pairs.
 //!
-//! Processors with AVX-512 but without VBMI, VBMI2 or VNNI (Skylake, Cascade Lake) run these bodies
-//! too: their byte shuffles and 8-bit products are no wider than these.
+//! Processors with AVX-512 but without VBMI, VBMI2 or VNNI (Skylake, Cascade Lake) run these
+//! microkernels too: their byte shuffles and 8-bit products are no wider than these.
 
 use fracbit_base::{Code, Family};
 use fracbit_format::{Codebook, Grid, TILE_ROWS, trellis};
-use fracbit_kernels::{Body, Isa, Line, StripFn};
+use fracbit_kernels::{Isa, Line, Microkernel, StripFn};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
@@ -74,28 +74,28 @@ impl AvxVnni {
     }
 }
 
-/// The body of `codebook`, if there is one.
-pub(crate) fn body(codebook: &Codebook) -> Option<Body> {
+/// The microkernel of `codebook`, if there is one.
+pub(crate) fn microkernel(codebook: &Codebook) -> Option<Microkernel> {
     Avx2::detect()?;
     // SAFETY: the line above.
-    unsafe { body_of(codebook, Isa::Avx2) }
+    unsafe { microkernel_of(codebook, Isa::Avx2) }
 }
 
 /// The same with AVX-VNNI.
-pub(crate) fn vnni_body(codebook: &Codebook) -> Option<Body> {
+pub(crate) fn vnni_microkernel(codebook: &Codebook) -> Option<Microkernel> {
     AvxVnni::detect()?;
     // SAFETY: the line above.
-    unsafe { body_of(codebook, Isa::AvxVnni) }
+    unsafe { microkernel_of(codebook, Isa::AvxVnni) }
 }
 
 /// # Safety
 /// The processor has the features of [`Avx2`], and of [`AvxVnni`] where `isa` says so.
-unsafe fn body_of(codebook: &Codebook, isa: Isa) -> Option<Body> {
+unsafe fn microkernel_of(codebook: &Codebook, isa: Isa) -> Option<Microkernel> {
     let (table, [plain, vnni]) = tables::choose(codebook)?;
     let lanes = std::array::from_fn(|i| u8::try_from(i).expect("16 rows"));
     let run = if isa == Isa::AvxVnni { vnni } else { plain };
     // SAFETY: the instruction set is here by the caller's promise; `choose` built `table` for `run`
     // and this codebook; gathers of codes stay inside what `Args` promises, and indices are cut to
     // the sizes of the tables.
-    Some(unsafe { Body::new(isa, table, lanes, run) })
+    Some(unsafe { Microkernel::new(isa, table, lanes, run) })
 }

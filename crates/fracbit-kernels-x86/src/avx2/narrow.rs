@@ -1,4 +1,4 @@
-//! Bodies of codebooks on the int8 grid.
+//! Microkernels of codebooks on the int8 grid.
 //!
 //! A 256-bit vector has 8 rows in its 32-bit lanes (or 4 rows in its 64-bit lanes, where that
 //! spares shuffles). There is no byte shuffle across lanes and no unaligned cut, so everything that
@@ -13,7 +13,7 @@
 //!
 //! With AVX-VNNI one `vpdpbusd` takes the place of these three. It wants one operand unsigned, too,
 //! and widens by itself: it gets weights with 128 added, which is taken back by the sums of
-//! activations (as in the AVX-512 bodies).
+//! activations (as in the AVX-512 microkernels).
 
 use super::{
     lookup::{Integers, Table},

@@ -2,15 +2,15 @@
 //! 4 bits.
 
 use super::*;
-use fracbit_kernels::{BitPlanes, NestedBody};
+use fracbit_kernels::{BitPlanes, NestedMicrokernel};
 
 /// Bytes of one bit of a tile.
 const BIT: usize = 32;
 
 /// What joins bits.
-pub(crate) fn body(_proof: Avx2) -> NestedBody {
+pub(crate) fn microkernel(_proof: Avx2) -> NestedMicrokernel {
     // SAFETY: the proof; `run` is safe to call with AVX2.
-    unsafe { NestedBody::new(run) }
+    unsafe { NestedMicrokernel::new(run) }
 }
 
 #[target_feature(enable = "avx2")]

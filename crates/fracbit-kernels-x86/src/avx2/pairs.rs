@@ -1,4 +1,4 @@
-//! Bodies of vector codebooks on the int8 grid, up to 4 bits. See [`narrow`].
+//! Microkernels of vector codebooks on the int8 grid, up to 4 bits. See [`narrow`].
 
 use super::{
     cuts::{Doubles, Singles},
@@ -163,7 +163,7 @@ impl<const R4: usize, const N: usize> Narrow for Turned<R4, N> {
     }
 }
 
-/// A body of codes of pairs.
+/// A microkernel of codes of pairs.
 pub(super) trait Codes: Narrow {
     /// Quarters of a bit a weight.
     const R4: usize;
@@ -221,9 +221,9 @@ impl<const R4: usize, const N: usize> Codes for Turned<R4, N> {
 
 /// `E` by four rows a vector, a code of each of their eight pairs to a byte.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<E>(E);
+pub(super) struct FourRows<E>(E);
 
-impl<E: Codes> Rows<E> {
+impl<E: Codes> FourRows<E> {
     /// Codes of rows `4 g` to `4 g + 3`, a row to a 64-bit lane.
     ///
     /// # Safety
@@ -244,7 +244,7 @@ impl<E: Codes> Rows<E> {
     }
 }
 
-impl<E: Codes> Narrow for Rows<E> {
+impl<E: Codes> Narrow for FourRows<E> {
     type Many = Self;
     type Order = SideBySide;
     const AHEAD: Ahead = if E::SIGNED { Ahead::None } else { Ahead::Tile };

@@ -12,7 +12,7 @@ use fracbit_kernels::{Args, Block, Ints};
 /// What is added to weights for `vpdpbusd`: their sign bit, turned.
 const BIAS: u8 = 128;
 
-/// The body of every expander, with the instructions of [`AvxVnni`] or without them.
+/// The microkernel of every expander, with the instructions of [`AvxVnni`] or without them.
 ///
 /// # Safety
 /// The processor has the features of [`Avx2`], with `VNNI` of [`AvxVnni`]; `args.table` was built
@@ -22,7 +22,7 @@ pub(super) unsafe fn strips<E: Narrow, const VNNI: bool>(args: &Args<'_>, out: &
     args.debug_check();
     assert_eq!(out.len(), args.out_len(), "one vector per strip and token");
     const { assert!(E::TILE_BYTES == E::Many::TILE_BYTES, "expanders of the same codes") };
-    assert_eq!(args.tile_bytes, E::TILE_BYTES, "the body of this tile size");
+    assert_eq!(args.tile_bytes, E::TILE_BYTES, "the microkernel of this tile size");
     // SAFETY: promised by the caller.
     unsafe {
         if args.tokens == 1 {
@@ -35,7 +35,7 @@ pub(super) unsafe fn strips<E: Narrow, const VNNI: bool>(args: &Args<'_>, out: &
     }
 }
 
-/// Runs `body` on every strip.
+/// Runs `microkernel` on every strip.
 ///
 /// # Safety
 /// As [`strips`].
@@ -44,13 +44,13 @@ pub(super) unsafe fn strips<E: Narrow, const VNNI: bool>(args: &Args<'_>, out: &
 unsafe fn for_each_strip<E: Narrow, const VNNI: bool>(
     args: &Args<'_>,
     out: &mut [f32],
-    body: unsafe fn(&E, &Args<'_>, usize, &mut [f32]),
+    microkernel: unsafe fn(&E, &Args<'_>, usize, &mut [f32]),
 ) {
     // SAFETY: the table fits by the caller's promise.
     let e = unsafe { E::new(args.table, if VNNI { BIAS } else { 0 }) };
     for strip in 0..args.strips {
         // SAFETY: promised by the caller; the strip exists.
-        unsafe { body(&e, args, strip, &mut out[strip * TILE_ROWS..]) };
+        unsafe { microkernel(&e, args, strip, &mut out[strip * TILE_ROWS..]) };
     }
 }
 
@@ -106,7 +106,7 @@ pub(super) fn by_rows<O: Order>(sums: &[__m256i; 4]) -> [__m256i; 2] {
 /// The activations of the call.
 #[inline]
 pub(super) fn activations<'a>(args: &Args<'a>) -> &'a [i8] {
-    let Ints::I8(x) = args.x else { unreachable!("a narrow body has narrow activations") };
+    let Ints::I8(x) = args.x else { unreachable!("a narrow microkernel has narrow activations") };
     x
 }
 

@@ -1,11 +1,11 @@
-//! The body of progressive schemes: unsigned codes times signed activations in pairs, sums of 16
-//! bits for 32 columns, then of 32 bits; or four at once, with AVX-VNNI.
+//! The microkernel of progressive schemes: unsigned codes times signed activations in pairs, sums
+//! of 16 bits for 32 columns, then of 32 bits; or four at once, with AVX-VNNI.
 
 use super::{Avx2, AvxVnni, dot};
 use crate::reads::Reads;
 use fracbit_kernels::{
-    Isa, PROGRESSIVE_BYTES, PROGRESSIVE_COLUMNS, PROGRESSIVE_GROUP, ProgressiveArgs, ProgressiveBody,
-    ProgressiveFactors,
+    Isa, PROGRESSIVE_BYTES, PROGRESSIVE_COLUMNS, PROGRESSIVE_GROUP, ProgressiveArgs, ProgressiveFactors,
+    ProgressiveMicrokernel,
 };
 use std::arch::x86_64::*;
 
@@ -16,16 +16,16 @@ const CHUNK: usize = 4;
 /// Pieces of a group.
 const PIECES: usize = PROGRESSIVE_GROUP / PROGRESSIVE_COLUMNS;
 
-pub(crate) fn body(_: Avx2) -> ProgressiveBody {
+pub(crate) fn microkernel(_: Avx2) -> ProgressiveMicrokernel {
     // SAFETY: there is a proof of the instruction set. `strips` reads what slices hold, whose
     // lengths are checked once for each token and strip.
-    unsafe { ProgressiveBody::new(Isa::Avx2, strips::<false>) }
+    unsafe { ProgressiveMicrokernel::new(Isa::Avx2, strips::<false>) }
 }
 
 /// The same with AVX-VNNI.
-pub(crate) fn vnni_body(_: AvxVnni) -> ProgressiveBody {
-    // SAFETY: as in `body`.
-    unsafe { ProgressiveBody::new(Isa::AvxVnni, strips::<true>) }
+pub(crate) fn vnni_microkernel(_: AvxVnni) -> ProgressiveMicrokernel {
+    // SAFETY: as in `microkernel`.
+    unsafe { ProgressiveMicrokernel::new(Isa::AvxVnni, strips::<true>) }
 }
 
 /// # Safety

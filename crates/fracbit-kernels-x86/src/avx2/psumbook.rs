@@ -7,7 +7,7 @@
 use super::*;
 use fracbit_format::{PackedView, TILE_COLS};
 use fracbit_kernels::{
-    Centroids, Kernels, LinearKernel, PSUM_TOKENS, PsumBody, PsumCodes, PsumRows, psumbook,
+    Centroids, Kernels, LinearKernel, PSUM_TOKENS, PsumCodes, PsumMicrokernel, PsumRows, psumbook,
 };
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ const CENTROIDS: usize = 256;
 pub(crate) fn linear(kernels: &Kernels, view: &PackedView<'_>) -> Option<Arc<dyn LinearKernel>> {
     Avx2::detect()?;
     // SAFETY: the line above; both functions check the lengths that they are given.
-    let body = unsafe { PsumBody::new(Isa::Avx2, 8, PSUM_TOKENS, build, read) };
-    psumbook(kernels, view, body)
+    let microkernel = unsafe { PsumMicrokernel::new(Isa::Avx2, 8, PSUM_TOKENS, build, read) };
+    psumbook(kernels, view, microkernel)
 }
 
 /// See [`BuildFn`](fracbit_kernels::BuildFn).

@@ -1,4 +1,4 @@
-//! Bodies of scalar codes for few tokens, and of group-wise codebooks. See [`narrow`].
+//! Microkernels of scalar codes for few tokens, and of group-wise codebooks. See [`narrow`].
 
 use super::{
     cuts::Doubles,

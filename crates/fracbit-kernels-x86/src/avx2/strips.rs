@@ -4,7 +4,8 @@ use super::{expand::Expand, products::dot, *};
 use fracbit_kernels::{Args, BLOCK_TILES, Ints, MAX_TOKENS};
 use std::mem::MaybeUninit;
 
-/// The body of every scheme: a block of a strip is expanded to a buffer, then met by all tokens.
+/// The microkernel of every scheme: a block of a strip is expanded to a buffer, then met by all
+/// tokens.
 ///
 /// # Safety
 /// The processor has the features of [`Avx2`], with `VNNI` of [`AvxVnni`]; `args.table` was built
@@ -113,7 +114,7 @@ impl Pieces<'_> {
         weights: &[__m256i],
         sums: &mut [[__m256i; 2]; 4],
     ) {
-        let Ints::I8(x) = self.args.x else { unreachable!("a narrow body has narrow activations") };
+        let Ints::I8(x) = self.args.x else { unreachable!("a narrow microkernel has narrow activations") };
         let mut local = [[_mm256_setzero_si256(); 2]; T];
         let x: [&[[i8; 4]]; T] =
             std::array::from_fn(|t| &x[self.start(t)..].as_chunks::<4>().0[..weights.len() / 2]);
@@ -143,7 +144,7 @@ impl Pieces<'_> {
         weights: &[__m256i],
         sums: &mut [[__m256i; 2]; 4],
     ) {
-        let Ints::I16(x) = self.args.x else { unreachable!("a wide body has wide activations") };
+        let Ints::I16(x) = self.args.x else { unreachable!("a wide microkernel has wide activations") };
         let mut local = [[_mm256_setzero_si256(); 2]; T];
         let x: [&[[i16; 2]]; T] =
             std::array::from_fn(|t| &x[self.start(t)..].as_chunks::<2>().0[..weights.len() / 2]);

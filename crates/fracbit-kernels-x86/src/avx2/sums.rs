@@ -81,7 +81,7 @@ impl<C: Centroid, const M: usize> Narrow for Sums<C, M> {
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn new(table: &[Line], bias: u8) -> Self {
-        debug_assert_eq!(64 * table.len(), M * CENTROIDS * C::WEIGHTS, "the table of this body");
+        debug_assert_eq!(64 * table.len(), M * CENTROIDS * C::WEIGHTS, "the table of this microkernel");
         Self { centroids: table.as_ptr().cast(), bias, kind: PhantomData }
     }
 
@@ -94,7 +94,7 @@ impl<C: Centroid, const M: usize> Narrow for Sums<C, M> {
         for book in 0..M {
             // SAFETY: codes lie by columns, codebook and row, and room is behind the tile; the
             // table that `new` was given has `M` codebooks, and lives as long as the call of the
-            // body.
+            // microkernel.
             let lanes = unsafe {
                 let code = code.add((piece * M + book) * TILE_ROWS + group * rows);
                 C::lanes(self.centroids.add(book * CENTROIDS * C::WEIGHTS), code)

@@ -5,7 +5,7 @@ use super::{
     lookup::{Banks, Integers, Layered, Low, Ramped},
     narrow::{Fast, Fine, Scalar},
     paired::Paired,
-    pairs::{Pairs, Pairs16, Pairs256, Rows, Turned},
+    pairs::{FourRows, Pairs, Pairs16, Pairs256, Turned},
     products::strips,
     scalar::{FewBooks, InBytes, Odd},
     strips::strips as expanded,
@@ -13,10 +13,10 @@ use super::{
     *,
 };
 use fracbit_base::Books;
-use fracbit_format::{Layers, Ramp, TILE_COLS};
+use fracbit_format::{PiecewiseLinear, TILE_COLS, TwoLevel};
 
-/// A function without the instructions of [`AvxVnni`], and with them; of two bodies where these
-/// differ.
+/// A function without the instructions of [`AvxVnni`], and with them; of two microkernels where
+/// these differ.
 macro_rules! both {
     ($strips:ident, $body:ty) => {
         both!($strips, $body, $body)
@@ -43,7 +43,7 @@ pub(super) fn choose(codebook: &Codebook) -> Option<(Vec<Line>, [StripFn; 2])> {
     }
 }
 
-/// The bodies of a type, or of two (see [`both`]), for each rate `R` in quarters of a bit.
+/// The microkernels of a type, or of two (see [`both`]), for each rate `R` in quarters of a bit.
 macro_rules! rates {
     ($quarters:expr, $rates:tt, $body:ty) => {
         rates!($quarters, $rates, $body, $body)
@@ -123,8 +123,8 @@ fn additive(codebook: &Codebook, books: Books) -> Option<(Vec<Line>, [StripFn; 2
     Some((centroids.as_chunks().0.iter().map(line).collect(), run))
 }
 
-/// Tables of the sizes that built-in ones have at their rates run the best bodies, all others those
-/// for any entries.
+/// Tables of the sizes that built-in ones have at their rates run the best microkernels, all others
+/// those for any entries.
 fn fine(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let quarters = codebook.scheme().quarters();
     macro_rules! all {
@@ -132,17 +132,17 @@ fn fine(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
             rates!(quarters, [4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20], $($body),+)
         };
     }
-    if let (..=10, Some(ramp)) = (quarters, codebook.ramp()) {
+    if let (..=10, Some(ramp)) = (quarters, codebook.piecewise_linear()) {
         let run = match quarters {
             ..=8 => rates!(quarters, [4 5 6 7 8], Fine<R, Ramped<false>>, Fine<R, Ramped<true>>),
             _ => rates!(quarters, [9 10], Paired<Fine<R, Ramped<false>>>, Paired<Fine<R, Ramped<true>>>),
         };
-        return (ramp_table(codebook, ramp), run);
+        return (piecewise_linear_table(codebook, ramp), run);
     }
     // Of 256 entries, the byte of a sign tells the first two from the others, but not from one
     // another.
     let zero = codebook.entries().iter().take(codebook.entries().len().div_ceil(128)).all(|&e| e == 0);
-    match (codebook.entries().len(), quarters, codebook.layers()) {
+    match (codebook.entries().len(), quarters, codebook.two_level()) {
         (128, 12 | 13 | 17, Some(layers)) if zero => {
             let run = match quarters {
                 17 => rates!(quarters, [17], Fine<R, Layered<2, true>>, Fine<R, Layered<2, false>>),
@@ -150,22 +150,22 @@ fn fine(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
                     rates!(quarters, [12 13], Paired<Fine<R, Layered<2, true>>>, Paired<Fine<R, Layered<2, false>>>)
                 }
             };
-            (layer_table(codebook, &layers), run)
+            (two_level_table(codebook, &layers), run)
         }
         (128, 14..=16, Some(layers)) => {
             let run = match quarters {
                 15 => rates!(quarters, [15], Fine<R, Layered<2, false>>),
                 _ => rates!(quarters, [14 16], Paired<Fine<R, Layered<2, false>>>),
             };
-            (layer_table(codebook, &layers), run)
+            (two_level_table(codebook, &layers), run)
         }
         (256, 18.., Some(layers)) if zero => (
-            layer_table(codebook, &layers),
+            two_level_table(codebook, &layers),
             rates!(quarters, [18 19 20], Fine<R, Layered<4, true>>, Fine<R, Layered<4, false>>),
         ),
         (64, 11, Some(layers)) if zero => {
             type Plain = Paired<Fine<11, Layered<1, true>>>;
-            (layer_table(codebook, &layers), both!(strips, Plain, Paired<Fine<11, Layered<1, false>>>))
+            (two_level_table(codebook, &layers), both!(strips, Plain, Paired<Fine<11, Layered<1, false>>>))
         }
         (len, ..) => {
             let run = match len {
@@ -187,7 +187,7 @@ fn magnitudes(codebook: &Codebook) -> bool {
 fn pairs(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     if let Some(quarter) = codebook.quarter() {
         let run = match codebook.scheme().quarters() {
-            14 => both!(strips, Rows<Turned<14, 2>>),
+            14 => both!(strips, FourRows<Turned<14, 2>>),
             _ => both!(strips, Turned<16, 4>),
         };
         let line =
@@ -197,9 +197,9 @@ fn pairs(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let run = match codebook.scheme().quarters() {
         6 => both!(strips, Pairs<6, 1>),
         8 => both!(strips, Pairs16),
-        10 => both!(strips, Rows<Pairs<10, 2>>),
-        12 => both!(strips, Rows<Pairs<12, 4>>),
-        14 => both!(strips, Rows<Pairs<14, 8>>),
+        10 => both!(strips, FourRows<Pairs<10, 2>>),
+        12 => both!(strips, FourRows<Pairs<12, 4>>),
+        14 => both!(strips, FourRows<Pairs<14, 8>>),
         _ => both!(strips, Pairs256),
     };
     let mut table = byte_table(codebook, 2, 0, 0);
@@ -209,15 +209,15 @@ fn pairs(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
 
 fn fast(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
     let quarters = codebook.scheme().quarters();
-    match (quarters, codebook.layers(), codebook.entries()[0] == 0) {
+    match (quarters, codebook.two_level(), codebook.entries()[0] == 0) {
         (12, Some(layers), true) if codebook.entries().len() == 64 => {
             type Plain = Paired<Fast<12, 2, Layered<1, true>>>;
             let run = both!(strips, Plain, Paired<Fast<12, 2, Layered<1, false>>>);
-            return (layer_table(codebook, &layers), run);
+            return (two_level_table(codebook, &layers), run);
         }
         (14, Some(layers), _) if codebook.entries().len() == 128 => {
             let run = rates!(quarters, [14], Paired<Fast<R, 2, Layered<2, false>>>);
-            return (layer_table(codebook, &layers), run);
+            return (two_level_table(codebook, &layers), run);
         }
         (16.., Some(layers), true) if codebook.entries().len() == 128 => {
             type Plain = Layered<2, true>;
@@ -226,17 +226,17 @@ fn fast(codebook: &Codebook) -> (Vec<Line>, [StripFn; 2]) {
                 16 => rates!(quarters, [16], Paired<Fast<R, 2, Plain>>, Paired<Fast<R, 2, Vnni>>),
                 _ => rates!(quarters, [18 20], Fast<R, 2, Plain>, Fast<R, 2, Vnni>),
             };
-            return (layer_table(codebook, &layers), run);
+            return (two_level_table(codebook, &layers), run);
         }
         _ => {}
     }
-    if let (..=10, Some(ramp)) = (quarters, codebook.ramp()) {
+    if let (..=10, Some(ramp)) = (quarters, codebook.piecewise_linear()) {
         let run = if quarters <= 8 {
             rates!(quarters, [4 5 6 7 8], Fast<R, 4, Ramped<false>>, Fast<R, 4, Ramped<true>>)
         } else {
             rates!(quarters, [10], Paired<Fast<R, 2, Ramped<false>>>, Paired<Fast<R, 2, Ramped<true>>>)
         };
-        return (ramp_table(codebook, ramp), run);
+        return (piecewise_linear_table(codebook, ramp), run);
     }
     let run = match (quarters, codebook.entries().len()) {
         (..=8, 64) if magnitudes(codebook) => {
@@ -326,21 +326,23 @@ fn byte_table(codebook: &Codebook, every: usize, k: usize, byte: usize) -> Vec<L
 }
 
 /// What [`Ramped`] reads: what the last quarter has above the ramp, and the mask of an index.
-pub(super) fn ramp_table(codebook: &Codebook, ramp: Ramp) -> Vec<Line> {
+pub(super) fn piecewise_linear_table(codebook: &Codebook, ramp: PiecewiseLinear) -> Vec<Line> {
     let mut line = Line::ZERO;
-    for ((x, &entry), byte) in codebook.entries().iter().enumerate().skip(Ramp::FREE).zip(&mut line.0) {
+    for ((x, &entry), byte) in
+        codebook.entries().iter().enumerate().skip(PiecewiseLinear::FREE).zip(&mut line.0)
+    {
         // Ends of an index whose lowest bit does not count are never read.
-        *byte = (entry - Ramp::at(x)).to_le_bytes()[0];
+        *byte = (entry - PiecewiseLinear::at(x)).to_le_bytes()[0];
     }
-    line.0[Ramp::LEN - Ramp::FREE] = ramp.mask;
+    line.0[PiecewiseLinear::LEN - PiecewiseLinear::FREE] = ramp.mask;
     vec![line]
 }
 
 /// What [`Layered`] reads: coarse and fine entries, then for every sixteen of the last quarter what
 /// they have above the sum, or above the sixteen before.
-pub(super) fn layer_table(codebook: &Codebook, layers: &Layers) -> Vec<Line> {
+pub(super) fn two_level_table(codebook: &Codebook, layers: &TwoLevel) -> Vec<Line> {
     let entries = codebook.entries();
-    let free = Layers::free(entries.len());
+    let free = TwoLevel::free(entries.len());
     let before = [&layers.fine, &entries[free..]].concat();
     let ends = entries[free..].iter().zip(before).map(|(entry, before)| entry - before);
     let all: Vec<u8> = layers

@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 /// Vectors of a row of a tile.
 const WIDE: usize = COLS / 16;
 
-/// The body, if this processor has one.
+/// The microkernel, if this processor has one.
 pub(super) fn tile() -> Option<TileFn> {
     let found = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
     found.then_some(product as TileFn)

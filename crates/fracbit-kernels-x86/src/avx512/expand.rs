@@ -38,9 +38,9 @@ pub(super) trait Expand: Copy {
     /// The vectors of `mid`.
     fn parts(mid: &mut Self::Mid) -> &mut [__m512i];
 
-    /// First half of the work on the tile at `code`: what loads and multiplies. A body starts it
-    /// for the next tile before it ends the tile at hand: the chain of dependent instructions is
-    /// longer than the processor looks ahead.
+    /// First half of the work on the tile at `code`: what loads and multiplies. A microkernel
+    /// starts it for the next tile before it ends the tile at hand: the chain of dependent
+    /// instructions is longer than the processor looks ahead.
     ///
     /// # Safety
     /// As [`Spread::spread`].

@@ -1,4 +1,4 @@
-//! AVX-512 bodies: the codebook lives in registers.
+//! AVX-512 microkernels: the codebook lives in registers.
 //!
 //! # From codes to products
 //! 1. [`spread`]: bytes of the tile to lanes, so that each 64-bit lane holds a stretch of one tile
@@ -25,7 +25,7 @@
 
 use fracbit_base::{Code, Family};
 use fracbit_format::{Codebook, Grid, TILE_ROWS, trellis};
-use fracbit_kernels::{Body, Interleave, Isa, Line, StripFn};
+use fracbit_kernels::{Interleave, Isa, Line, Microkernel, StripFn};
 use std::arch::x86_64::*;
 
 mod attend;
@@ -34,6 +34,7 @@ mod dense;
 mod even_odd;
 mod expand;
 mod groups;
+pub(crate) mod halves;
 mod nibbles;
 mod panel;
 pub(crate) mod progressive;
@@ -69,28 +70,28 @@ pub(crate) use {
 /// The order of rows in the 32-bit lanes of a regrouped vector.
 const LANES: [u8; TILE_ROWS] = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15];
 
-/// The body of `codebook`, if there is one.
-pub(crate) fn body(codebook: &Codebook) -> Option<Body> {
+/// The microkernel of `codebook`, if there is one.
+pub(crate) fn microkernel(codebook: &Codebook) -> Option<Microkernel> {
     let proof = Avx512::detect()?;
     let (table, run) = tables::choose(codebook, proof)?;
     // SAFETY: `proof` shows the instruction set; `choose` built `table` for `run` and this
-    // codebook, and the bodies read codes only through `Spread::spread`, inside what `Args`
+    // codebook, and the microkernels read codes only through `Spread::spread`, inside what `Args`
     // promises; indices are cut to the tables' sizes.
-    Some(unsafe { Body::new(Isa::Avx512, table, LANES, run) }.with_panels(&[Interleave::Eights]))
+    Some(unsafe { Microkernel::new(Isa::Avx512, table, LANES, run) }.with_panels(&[Interleave::Eights]))
 }
 
-/// The body of `codebook` that takes several tokens to AMX, if there is one: for the int8 grid
-/// where one scale counts for a row.
-pub(crate) fn amx_body(codebook: &Codebook) -> Option<Body> {
+/// The microkernel of `codebook` that takes several tokens to AMX, if there is one: for the int8
+/// grid where one scale counts for a row.
+pub(crate) fn amx_microkernel(codebook: &Codebook) -> Option<Microkernel> {
     Amx::detect()?;
     let group_wise = matches!(codebook.scheme().family(), Family::Gnuq | Family::Int);
     if group_wise || codebook.grid() != Grid::I8 {
         return None;
     }
     let (table, run) = tables::choose(codebook, Avx512::detect()?)?;
-    // SAFETY: as in `body`, and `Amx` shows the tile registers.
+    // SAFETY: as in `microkernel`, and `Amx` shows the tile registers.
     Some(
-        unsafe { Body::new(Isa::Amx, table, LANES, run) }
+        unsafe { Microkernel::new(Isa::Amx, table, LANES, run) }
             .with_panels(&[Interleave::EvenOdd, Interleave::Rows]),
     )
 }

@@ -1,10 +1,11 @@
-//! The body of progressive schemes: a vector of codes holds four columns of 16 rows in each half of
-//! its bytes, so a dot product of four bytes consumes it after a mask, or a shift and a mask.
+//! The microkernel of progressive schemes: a vector of codes holds four columns of 16 rows in each
+//! half of its bytes, so a dot product of four bytes consumes it after a mask, or a shift and a
+//! mask.
 
 use super::Avx512;
 use crate::reads::Reads;
 use fracbit_kernels::{
-    Isa, PROGRESSIVE_BYTES, PROGRESSIVE_COLUMNS, PROGRESSIVE_GROUP, ProgressiveArgs, ProgressiveBody,
+    Isa, PROGRESSIVE_BYTES, PROGRESSIVE_COLUMNS, PROGRESSIVE_GROUP, ProgressiveArgs, ProgressiveMicrokernel,
 };
 use std::arch::x86_64::*;
 
@@ -13,10 +14,10 @@ const TOKENS: usize = 8;
 /// Pieces of a group.
 const PIECES: usize = PROGRESSIVE_GROUP / PROGRESSIVE_COLUMNS;
 
-pub(crate) fn body(_: Avx512) -> ProgressiveBody {
+pub(crate) fn microkernel(_: Avx512) -> ProgressiveMicrokernel {
     // SAFETY: there is a proof of the instruction set. `strips` reads what slices hold, whose
     // lengths are checked once for each token and strip.
-    unsafe { ProgressiveBody::new(Isa::Avx512, strips) }
+    unsafe { ProgressiveMicrokernel::new(Isa::Avx512, strips) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]

@@ -9,7 +9,9 @@
 
 use super::Avx512;
 use fracbit_format::{PackedView, TILE_COLS, TILE_ROWS};
-use fracbit_kernels::{Centroids, Isa, Kernels, LinearKernel, PsumBody, PsumCodes, PsumRows, psumbook};
+use fracbit_kernels::{
+    Centroids, Isa, Kernels, LinearKernel, PsumCodes, PsumMicrokernel, PsumRows, psumbook,
+};
 use std::{arch::x86_64::*, array::from_fn, sync::Arc};
 
 /// Centroids of a codebook.
@@ -23,12 +25,26 @@ const AHEAD: usize = 1024;
 /// Most codes of a row whose bytes are summed in 16 bits.
 const MOST: usize = 257;
 
-/// The kernel of matrices of additive codebooks.
+/// Rows of a matrix for which building a Psumbook pays (`docs/lab/2026-11-speed.md`).
+const LEAST_ROWS: usize = 2048;
+
+/// The kernel of matrices of additive codebooks where it is faster than expanding codes.
 pub(crate) fn linear(kernels: &Kernels, view: &PackedView<'_>) -> Option<Arc<dyn LinearKernel>> {
+    let [codebook] = view.codebooks() else { return None };
+    // Measured: two tokens where a vector of weights is one code.
+    let tokens = if codebook.additive()?.count == 1 { 2 } else { 1 };
+    psumbook(kernels, view, microkernel()?.within(tokens, LEAST_ROWS))
+}
+
+/// The same, for all matrices and few tokens.
+pub(crate) fn everywhere(kernels: &Kernels, view: &PackedView<'_>) -> Option<Arc<dyn LinearKernel>> {
+    psumbook(kernels, view, microkernel()?)
+}
+
+fn microkernel() -> Option<PsumMicrokernel> {
     Avx512::detect()?;
     // SAFETY: the line above; both functions check the lengths that they are given.
-    let body = unsafe { PsumBody::new(Isa::Avx512, 8, 1, build, read) };
-    psumbook(kernels, view, body)
+    Some(unsafe { PsumMicrokernel::new(Isa::Avx512, 8, 1, build, read) })
 }
 
 /// See [`BuildFn`](fracbit_kernels::BuildFn); of each codebook and vector of columns first all low

@@ -99,7 +99,7 @@ impl<const F: usize, const N: usize> Spread<F, N> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     pub(super) fn load(table: &[Line], tile_bytes: usize) -> Self {
-        debug_assert!(F == fetch::of(tile_bytes) && N <= 2, "the body of this tile size");
+        debug_assert!(F == fetch::of(tile_bytes) && N <= 2, "the microkernel of this tile size");
         Self {
             index: std::array::from_fn(|k| [line(&table[2 * k]), line(&table[2 * k + 1])]),
             beyond: std::array::from_fn(|k| _mm512_test_epi8_mask(line(&table[2 * k]), _mm512_set1_epi8(64))),

@@ -13,7 +13,7 @@ use super::{
 use crate::reads::Reads;
 use fracbit_kernels::{Args, Ints, PANEL_FROM};
 
-/// The body of every scheme: expander `E` and the shared dot products.
+/// The microkernel of every scheme: expander `E` and the shared dot products.
 ///
 /// # Safety
 /// The processor has the features of [`Avx512`]; `args.table` was built for `E` and

@@ -1,4 +1,4 @@
-//! The cases that bodies of the operations beside the matrices are checked on.
+//! The cases that microkernels of the operations beside the matrices are checked on.
 
 use super::{activations, assert_same};
 use crate::{
@@ -243,8 +243,8 @@ fn dense(vectors: &Vectors) {
     }
 }
 
-/// Sums in the order of a body's instructions: within the bound of [`crate::vectors::bf16`], and
-/// special where the reference is.
+/// Sums in the order of a microkernel's instructions: within the bound of [`crate::vectors::bf16`],
+/// and special where the reference is.
 fn bf16_tiles(vectors: &Vectors) {
     let scalar = Vectors::scalar();
     for (seed, (pairs, stride)) in
@@ -269,7 +269,8 @@ fn bf16_tiles(vectors: &Vectors) {
             let what = format!("bf16 tile {} {pairs} {seed}", vectors.isa());
             let each = want.as_flattened().iter().zip(got.as_flattened()).zip(size.as_flattened());
             for ((want, got), size) in each {
-                // Both sums are off by up to the bound; bodies may take denormal numbers for zero.
+                // Both sums are off by up to the bound; microkernels may take denormal numbers for
+                // zero.
                 let bound = (4 * pairs + 2) as f32 * (size * 2f32.powi(-23) + f32::MIN_POSITIVE);
                 let same =
                     if want.is_finite() { (want - got).abs() <= bound } else { want.total_cmp(got).is_eq() };

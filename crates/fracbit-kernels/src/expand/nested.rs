@@ -1,9 +1,9 @@
 //! Nested scalar codes in memory: by bits, so that few of them are one run of bytes.
 //!
 //! In every strip the two lowest bits of all tiles come first, then the third bits, and so on. What
-//! a precision reads is joined, some tiles at a time, to the tiles that the bodies of plain scalar
-//! codes of 4 or 8 bits take, whose tables are those of the precision, repeated. Bits lie where a
-//! shift, a mask and an OR bring them to their places.
+//! a precision reads is joined, some tiles at a time, to the tiles that the microkernels of plain
+//! scalar codes of 4 or 8 bits take, whose tables are those of the precision, repeated. Bits lie
+//! where a shift, a mask and an OR bring them to their places.
 //!
 //! Source of the layout by bits: Any-Precision LLM (arXiv 2402.10517), section 5.
 
@@ -30,22 +30,22 @@ pub struct BitPlanes<'a> {
     more: [&'a [u8]; MORE],
 }
 
-/// Writes tiles, as [`NestedBody::new`] says.
+/// Writes tiles, as [`NestedMicrokernel::new`] says.
 pub type JoinFn = unsafe fn(&BitPlanes<'_>, &mut [u8]);
 
-/// What joins bits for the bodies of a backend.
+/// What joins bits for the microkernels of a backend.
 #[derive(Clone, Copy, Debug)]
-pub struct NestedBody(JoinFn);
+pub struct NestedMicrokernel(JoinFn);
 
-impl NestedBody {
-    /// A function that writes tiles of 4 bits a code, or of 8 where more than 4 are read, in
-    /// the order of the bodies for scalar codes that are installed with it. Bits that are not read
-    /// are 0.
+impl NestedMicrokernel {
+    /// A function that writes tiles of 4 bits a code, or of 8 where more than 4 are read, in the
+    /// order of the microkernels for scalar codes that are installed with it. Bits that are not
+    /// read are 0.
     ///
     /// # Safety
     /// `run` is sound on this processor for every [`BitPlanes`].
     #[must_use]
-    #[expect(unsafe_code, reason = "the contract that lets safe code call bodies with target features")]
+    #[expect(unsafe_code, reason = "the contract that lets safe code call microkernels with target features")]
     pub const unsafe fn new(run: JoinFn) -> Self {
         Self(run)
     }
@@ -60,7 +60,7 @@ impl NestedBody {
     }
 
     /// Joins; `out` is as long as the tiles.
-    #[expect(unsafe_code, reason = "the one call of a body")]
+    #[expect(unsafe_code, reason = "the one call of a microkernel")]
     fn join(&self, planes: &BitPlanes<'_>, out: &mut [u8]) {
         // SAFETY: `new` was promised the instruction set and soundness.
         unsafe { (self.0)(planes, out) }
@@ -119,7 +119,7 @@ impl TileBits<'_> {
 }
 
 /// Joins the bits of tiles in the canonical order: what every other [`JoinFn`] does in the order of
-/// its bodies.
+/// its microkernels.
 fn join(planes: &BitPlanes<'_>, out: &mut [u8]) {
     let size = if planes.wide() { TILE } else { NIBBLES };
     for (tile, out) in planes.tiles().zip(out.chunks_exact_mut(size)) {
@@ -138,7 +138,7 @@ fn join(planes: &BitPlanes<'_>, out: &mut [u8]) {
 /// Where the bits of a matrix are, and how they are joined.
 #[derive(Clone, Debug)]
 pub(super) struct Nested {
-    body: NestedBody,
+    microkernel: NestedMicrokernel,
     /// Tiles of a strip.
     across: usize,
     /// Bits of whole codes.
@@ -147,17 +147,17 @@ pub(super) struct Nested {
 
 impl Nested {
     /// For matrices of `across` tiles a strip and codes of `bits` bits.
-    pub(super) const fn new(body: NestedBody, across: usize, bits: u32) -> Self {
-        Self { body, across, bits }
+    pub(super) const fn new(microkernel: NestedMicrokernel, across: usize, bits: u32) -> Self {
+        Self { microkernel, across, bits }
     }
 
     /// Puts a strip in order by bits: canonical tiles to `out`, of the same length. `packing` is
-    /// that of the body for 4 bits.
+    /// that of the microkernel for 4 bits.
     pub(super) fn split(&self, nibbles: &Codebook, packing: Option<Packing>, strip: &[u8], out: &mut [u8]) {
         let bits = self.bits as usize;
         for (tile, code) in strip.chunks_exact(bits * BIT).enumerate() {
             let codes: [u16; TILE] = std::array::from_fn(|i| read_bits(code, i * bits, self.bits));
-            // The lower and the upper four bits of all codes, in the order of the body.
+            // The lower and the upper four bits of all codes, in the order of the microkernel.
             let halves = [0, 4].map(|shift| {
                 let mut canonical = [0; NIBBLES];
                 let mut writer = BitWriter::new(&mut canonical);
@@ -191,7 +191,7 @@ impl Nested {
             if k + 2 < count as usize { &strip[start..start + tiles * BIT] } else { &[] }
         };
         let pairs = &strip[first * PAIRS..][..tiles * PAIRS];
-        self.body.join(&BitPlanes { count, pairs, more: std::array::from_fn(plane) }, out);
+        self.microkernel.join(&BitPlanes { count, pairs, more: std::array::from_fn(plane) }, out);
     }
 }
 
@@ -205,7 +205,7 @@ mod tests {
         let mut random = Random::new(3);
         let across = 3;
         for bits in 2..=8u32 {
-            let nested = Nested::new(NestedBody::scalar(), across, bits);
+            let nested = Nested::new(NestedMicrokernel::scalar(), across, bits);
             let strip: Vec<u8> =
                 (0..across * BIT * bits as usize).map(|_| random.next().to_le_bytes()[0]).collect();
             let nibbles = Codebook::new("nuq-4".parse().unwrap(), (0..16).collect(), 0.1).unwrap();

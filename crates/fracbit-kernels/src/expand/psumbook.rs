@@ -29,7 +29,7 @@ const CODES: [u32; 2] = [4, 8];
 /// Tokens whose partial sums lie side by side where there are several: a code is read once for all
 /// of them.
 pub const PSUM_TOKENS: usize = 4;
-/// Most tokens that meet the same rows by a Psumbook; for more codes are expanded.
+/// Most tokens that meet the same rows by any Psumbook.
 const MOST_TOKENS: usize = 8;
 /// Most strips of a call.
 const STRIPS: usize = 4 * ONE_TOKEN_STRIPS;
@@ -65,9 +65,9 @@ pub type PsumRows = [i32; TILE_ROWS * PSUM_TOKENS];
 
 /// Builds the part of a Psumbook that belongs to one tile of columns.
 ///
-/// Adds nothing: `out`, `(vector of columns, book, centroid, token)` or what else the body wants
-/// to read, becomes the products of centroids with the activations of as many tokens as lie side
-/// by side.
+/// Adds nothing: `out`, `(vector of columns, book, centroid, token)` or what else the microkernel
+/// wants to read, becomes the products of centroids with the activations of as many tokens as lie
+/// side by side.
 pub type BuildFn = unsafe fn(&Centroids, &[[i8; TILE_COLS]], &mut [i16]);
 
 /// Reads a part of a Psumbook with the codes of some strips and adds the partial sums to theirs:
@@ -97,17 +97,22 @@ impl<'a> PsumCodes<'a> {
 
 /// How an instruction set builds and reads a Psumbook.
 #[derive(Clone, Copy, Debug)]
-pub struct PsumBody {
+pub struct PsumMicrokernel {
     isa: Isa,
     bits: u32,
     tokens: usize,
+    /// Most tokens that meet the same rows by a Psumbook; for more codes are expanded.
+    most_tokens: usize,
+    /// Rows of a matrix from which on it has a Psumbook built; with fewer it reads one that is
+    /// there.
+    least_rows: usize,
     build: BuildFn,
     read: ReadFn,
 }
 
-impl PsumBody {
-    /// A body for `isa` and codes of `bits`, 4 or 8, in whose Psumbooks up to `tokens` tokens, 1 or
-    /// [`PSUM_TOKENS`], lie side by side.
+impl PsumMicrokernel {
+    /// A microkernel for `isa` and codes of `bits`, 4 or 8, in whose Psumbooks up to `tokens`
+    /// tokens, 1 or [`PSUM_TOKENS`], lie side by side.
     ///
     /// # Panics
     /// For other numbers of tokens, and of bits.
@@ -118,21 +123,29 @@ impl PsumBody {
     /// codes, with as many partial sums as [`ReadFn`] says as `build` makes them, and as many sums
     /// as strips.
     #[must_use]
-    #[expect(unsafe_code, reason = "the contract that lets safe code call bodies with target features")]
+    #[expect(unsafe_code, reason = "the contract that lets safe code call microkernels with target features")]
     pub const unsafe fn new(isa: Isa, bits: u32, tokens: usize, build: BuildFn, read: ReadFn) -> Self {
         assert!(matches!(tokens, 1 | PSUM_TOKENS), "tokens side by side");
         assert!(bits == CODES[0] || bits == CODES[1], "bits of a code");
-        Self { isa, bits, tokens, build, read }
+        Self { isa, bits, tokens, most_tokens: MOST_TOKENS, least_rows: 0, build, read }
     }
 
-    /// The body in plain Rust for codes of `bits`, 4 or 8.
+    /// The microkernel in plain Rust for codes of `bits`, 4 or 8.
     ///
     /// # Panics
     /// For other codes.
     #[must_use]
     pub const fn portable(bits: u32) -> Self {
         assert!(bits == CODES[0] || bits == CODES[1], "bits of a code");
-        Self { isa: Isa::Scalar, bits, tokens: PSUM_TOKENS, build, read }
+        let (isa, tokens) = (Isa::Scalar, PSUM_TOKENS);
+        Self { isa, bits, tokens, most_tokens: MOST_TOKENS, least_rows: 0, build, read }
+    }
+
+    /// Only where it is faster than expanding codes: for up to `tokens` tokens, and built for
+    /// matrices of at least `rows` rows. Others with the same input read what is there.
+    #[must_use]
+    pub const fn within(self, tokens: usize, rows: usize) -> Self {
+        Self { most_tokens: tokens, least_rows: rows, ..self }
     }
 }
 
@@ -207,17 +220,17 @@ pub(crate) struct Psums {
     /// Whether it is that of the activations.
     pub(crate) ready: bool,
     centroids: Arc<Centroids>,
-    /// Whose body has built it.
+    /// Whose microkernel has built it.
     isa: Isa,
     /// Tokens side by side.
     lanes: usize,
-    sums: Numbers<i16>, // (token or tokens, tile, what the body builds)
+    sums: Numbers<i16>, // (token or tokens, tile, what the microkernel builds)
 }
 
 impl Psums {
     fn is_of(&self, matrix: &Psumbook, lanes: usize) -> bool {
         let alike = || Arc::ptr_eq(&self.centroids, &matrix.centroids) || self.centroids == matrix.centroids;
-        self.ready && self.lanes == lanes && self.isa == matrix.body.isa && alike()
+        self.ready && self.lanes == lanes && self.isa == matrix.microkernel.isa && alike()
     }
 }
 
@@ -227,25 +240,29 @@ impl Psums {
 struct Psumbook {
     expand: ExpandThenDot,
     centroids: Arc<Centroids>,
-    body: PsumBody,
+    microkernel: PsumMicrokernel,
     tile: PsumTile,
 }
 
-/// The kernel of `view` that builds and reads Psumbooks by `body`, for matrices of additive
-/// codebooks and its codes; `None` for all others. Where many tokens meet, the bodies of `kernels`
-/// expand codes.
+/// The kernel of `view` that builds and reads Psumbooks by `microkernel`, for matrices of additive
+/// codebooks and its codes; `None` for all others. Where many tokens meet, the microkernels of
+/// `kernels` expand codes.
 #[must_use]
-pub fn psumbook(kernels: &Kernels, view: &PackedView<'_>, body: PsumBody) -> Option<Arc<dyn LinearKernel>> {
+pub fn psumbook(
+    kernels: &Kernels,
+    view: &PackedView<'_>,
+    microkernel: PsumMicrokernel,
+) -> Option<Arc<dyn LinearKernel>> {
     let [codebook] = view.codebooks() else { return None };
-    let centroids = Arc::new(Centroids::of(codebook).filter(|of| of.index.bits == body.bits)?);
+    let centroids = Arc::new(Centroids::of(codebook).filter(|of| of.index.bits == microkernel.bits)?);
     let expand = ExpandThenDot::new(kernels, view);
-    let tile = kernels.psum_tile().unwrap_or(PsumTile::usual(body.bits));
+    let tile = kernels.psum_tile().unwrap_or(PsumTile::usual(microkernel.bits));
     // Codes are taken in the canonical order.
     let [part] = &*expand.parts else { return None };
-    part.body
+    part.microkernel
         .packing()
         .is_none()
-        .then(|| Arc::new(Psumbook { expand, centroids, body, tile }) as Arc<dyn LinearKernel>)
+        .then(|| Arc::new(Psumbook { expand, centroids, microkernel, tile }) as Arc<dyn LinearKernel>)
 }
 
 impl Psumbook {
@@ -256,10 +273,11 @@ impl Psumbook {
     /// Tokens side by side in a Psumbook where so many of `batch` meet the same rows; `None` where
     /// codes are expanded: for many tokens, and for several that do not begin with the first.
     fn lanes(&self, together: usize, batch: usize) -> Option<usize> {
-        let few = together <= MOST_TOKENS && self.part().body.interleave(together).is_none();
+        let few = together <= self.microkernel.most_tokens
+            && self.part().microkernel.interleave(together).is_none();
         match together {
             1 => few.then_some(1),
-            _ => (few && together == batch).then_some(self.body.tokens),
+            _ => (few && together == batch).then_some(self.microkernel.tokens),
         }
     }
 
@@ -273,13 +291,13 @@ impl Psumbook {
             None => Psums {
                 ready: false,
                 centroids: Arc::clone(&self.centroids),
-                isa: self.body.isa,
+                isa: self.microkernel.isa,
                 lanes,
                 sums: Numbers::default(),
             },
         };
         (psums.ready, psums.centroids) = (true, Arc::clone(&self.centroids));
-        (psums.isa, psums.lanes) = (self.body.isa, lanes);
+        (psums.isa, psums.lanes) = (self.microkernel.isa, lanes);
         let (tiles, each) = (x.tiles(), self.centroids.psums() * lanes);
         psums.sums.renew(x.batch().div_ceil(lanes) * tiles * each);
         team.chunks(&mut psums.sums, each, |i, out| {
@@ -289,10 +307,10 @@ impl Psumbook {
                 ints.copy_from_slice(&x.narrow.ints[token * x.stride() + tile * TILE_COLS..][..TILE_COLS]);
             }
             #[expect(unsafe_code, reason = "the one call that builds a Psumbook")]
-            // SAFETY: `PsumBody::new` was promised the instruction set, and soundness for one token
-            // or all that lie side by side, and this many partial sums.
+            // SAFETY: `PsumMicrokernel::new` was promised the instruction set, and soundness for
+            // one token or all that lie side by side, and this many partial sums.
             unsafe {
-                (self.body.build)(&self.centroids, &ints[..lanes], out);
+                (self.microkernel.build)(&self.centroids, &ints[..lanes], out);
             }
         });
         x.psums.push(psums);
@@ -323,11 +341,11 @@ impl Psumbook {
                         bytes: tiles.len() * tile_bytes,
                     };
                     #[expect(unsafe_code, reason = "the one call that reads a Psumbook")]
-                    // SAFETY: `PsumBody::new` was promised the instruction set, and soundness for
-                    // 256 partial sums for each 16 codes of a strip and token, built by the same
-                    // body.
+                    // SAFETY: `PsumMicrokernel::new` was promised the instruction set, and
+                    // soundness for 256 partial sums for each 16 codes of a strip and token, built
+                    // by the same microkernel.
                     unsafe {
-                        (self.body.read)(codes, (psums, lanes), sums);
+                        (self.microkernel.read)(codes, (psums, lanes), sums);
                     }
                 }
                 for (s, strip) in strips.clone().enumerate() {
@@ -382,11 +400,11 @@ impl LinearKernel for Psumbook {
     }
 
     fn isa(&self) -> Isa {
-        self.expand.isa().min(self.body.isa)
+        self.expand.isa().min(self.microkernel.isa)
     }
 
-    fn reads_psumbook(&self) -> bool {
-        true
+    fn reads_psumbook(&self, tokens: usize) -> bool {
+        tokens <= self.microkernel.most_tokens && self.shape().rows >= self.microkernel.least_rows
     }
 
     fn bytes(&self) -> usize {
@@ -414,18 +432,21 @@ impl LinearKernel for Psumbook {
     }
 
     fn call_strips(&self, _: Precision, together: usize) -> usize {
-        if together <= MOST_TOKENS { STRIPS } else { ONE_TOKEN_STRIPS }
+        if together <= self.microkernel.most_tokens { STRIPS } else { ONE_TOKEN_STRIPS }
     }
 
     fn prepare(&self, input: &Input<'_>, to: &mut Prepared<'_>, team: &Team<'_>) {
         self.expand.prepare(input, to, team);
-        if let Some(lanes) = self.lanes(input.together, to.0.batch()) {
+        let enough = self.shape().rows >= self.microkernel.least_rows;
+        if let Some(lanes) = self.lanes(input.together, to.0.batch()).filter(|_| enough) {
             self.build(to.0, lanes, team);
         }
     }
 
     fn rows(&self, call: &Call<'_>, out: &mut [f32]) {
-        let Some(lanes) = self.lanes(call.together, call.x.batch()) else {
+        let lanes = self.lanes(call.together, call.x.batch());
+        let Some(lanes) = lanes.filter(|&lanes| call.x.psums.iter().any(|psums| psums.is_of(self, lanes)))
+        else {
             return self.expand.rows(call, out);
         };
         let most = self.tile.strips.clamp(1, STRIPS);

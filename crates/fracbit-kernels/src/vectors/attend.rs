@@ -243,7 +243,7 @@ pub fn weigh(args: &Weigh<'_>, out: &mut [f32]) {
 /// Columns that the reference sums at a time.
 const COLUMNS: usize = 64;
 
-/// Up to 64 columns of [`weigh`], for bodies that take only whole vectors.
+/// Up to 64 columns of [`weigh`], for microkernels that take only whole vectors.
 ///
 /// # Panics
 /// When there are more.

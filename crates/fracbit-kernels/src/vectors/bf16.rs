@@ -2,9 +2,9 @@
 //!
 //! For work that needs no more than eight bits of a factor, such as gradients: processors with such
 //! products do two of them for one of f32. Sums are not those of the reference bit for bit: each
-//! body adds in the order of its instructions. Relative to the sum of the magnitudes of k products,
-//! they are off by no more than `(k + 1) 2^-23`, and rounding the factors costs `2^-8` at most,
-//! `2^-9` for each.
+//! microkernel adds in the order of its instructions. Relative to the sum of the magnitudes of k
+//! products, they are off by no more than `(k + 1) 2^-23`, and rounding the factors costs `2^-8` at
+//! most, `2^-9` for each.
 //!
 //! The right factor, (inner, cols), is packed into panels of [`COLS`] columns, two rows side by
 //! side in a [`Pair`]; the left one is rounded row by row. Everything behind the last row or column
@@ -41,7 +41,7 @@ pub struct Tile<'a> {
     pub panel: &'a [Pair],
 }
 
-/// A body of [`Vectors::bf16_tile`].
+/// A microkernel of [`Vectors::bf16_tile`].
 pub type TileFn = unsafe fn(&Tile<'_>, &mut [[f32; COLS]; ROWS]);
 
 /// `x` as bf16, to nearest and even; NaN stays NaN.

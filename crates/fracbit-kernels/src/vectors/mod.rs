@@ -1,17 +1,17 @@
 //! What a decode step does beside its matrices: attention, norms, gates, rotary embedding, rounding
 //! of activations.
 //!
-//! [`Vectors`] is a table of these operations for one instruction set. All bodies give the bits of
-//! the scalar reference: sums have a fixed number of interleaved partial sums, added in a fixed
-//! order, or are of integers ([`attend`]), and where a multiplication is fused with an addition
-//! (the exponentials of softmax and gates; where attention adds up its blocks, and all of it in
-//! single precision) the reference says so. So a model's result does not depend on the machine.
-//! What is not fused takes instructions that processors which fuse could save; it is a few percent
-//! of a step.
+//! [`Vectors`] is a table of these operations for one instruction set. All microkernels give the
+//! bits of the scalar reference: sums have a fixed number of interleaved partial sums, added in a
+//! fixed order, or are of integers ([`attend`]), and where a multiplication is fused with an
+//! addition (the exponentials of softmax and gates; where attention adds up its blocks, and all of
+//! it in single precision) the reference says so. So a model's result does not depend on the
+//! machine. What is not fused takes instructions that processors which fuse could save; it is a few
+//! percent of a step.
 //!
 //! Most operations are written once, in [`plain`] and [`attend`], as loops that the compiler makes
 //! vectors of; a backend compiles the same source for its instruction set. The integer sums of
-//! attention have bodies of their own.
+//! attention have microkernels of their own.
 
 pub mod attend;
 pub mod bf16;
@@ -124,7 +124,8 @@ pub const LOGITS: usize = 64;
 /// Input, weight, epsilon, output.
 pub type NormFn = unsafe fn(&[f32], Option<&[f32]>, f32, &mut [f32]);
 
-/// Bodies. Their arguments have been checked by the methods of [`Vectors`] with the same names.
+/// Microkernels. Their arguments have been checked by the methods of [`Vectors`] with the same
+/// names.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "documented at the methods")]
 pub struct Slots {
@@ -156,14 +157,17 @@ impl Default for Vectors {
     }
 }
 
-/// Whether `len` elements hold `count` rows of `width`, `stride` from a row to the next. Bodies
-/// rely on it: no overflow may hide a lack of room.
+/// Whether `len` elements hold `count` rows of `width`, `stride` from a row to the next.
+/// Microkernels rely on it: no overflow may hide a lack of room.
 fn fits(len: usize, count: usize, stride: usize, width: usize) -> bool {
     let end = |last: usize| last.checked_mul(stride)?.checked_add(width);
     count.checked_sub(1).is_none_or(|last| end(last).is_some_and(|end| len >= end))
 }
 
-#[expect(unsafe_code, reason = "calls of bodies with target features behind the contract of `Vectors::new`")]
+#[expect(
+    unsafe_code,
+    reason = "calls of microkernels with target features behind the contract of `Vectors::new`"
+)]
 impl Vectors {
     /// The reference.
     #[must_use]
@@ -193,11 +197,11 @@ impl Vectors {
         Self { isa: Isa::Scalar, slots }
     }
 
-    /// The bodies of `isa`.
+    /// The microkernels of `isa`.
     ///
     /// # Safety
-    /// The processor has `isa`, and the bodies are sound for arguments that satisfy the checks of
-    /// the methods below.
+    /// The processor has `isa`, and the microkernels are sound for arguments that satisfy the
+    /// checks of the methods below.
     #[must_use]
     pub const unsafe fn new(isa: Isa, slots: Slots) -> Self {
         Self { isa, slots }

@@ -12,7 +12,8 @@ pub(crate) fn device() -> Shim {
 
 pub(crate) fn dense<'d>(device: &'d Shim, source: &WeightSource) -> DeviceModel<'d, Shim> {
     let config = source.config();
-    let mut builder = Builder::new(device, config.clone(), source.sites().clone()).expect("it has bodies");
+    let mut builder =
+        Builder::new(device, config.clone(), source.rotations().clone()).expect("it is built here");
     for id in LinearId::all(config) {
         let matrix = source.linear(id).expect("a matrix of the checkpoint");
         builder.dense(id, &matrix.data, source.bias(id).expect("its bias"));

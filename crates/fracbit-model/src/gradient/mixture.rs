@@ -11,7 +11,7 @@ use fracbit_kernels::Gate;
 use fracbit_kernels::vectors::plain::exp;
 use fracbit_rotation::Rotation;
 
-use super::{Dense, Seen, activate, activate_back, add, product, turn};
+use super::{Dense, Seen, activate, activate_back, add, product, rotate};
 use crate::Error;
 use crate::experts::{Choice, choose, route};
 use crate::linear::{Linear, LinearScratch};
@@ -87,7 +87,7 @@ impl Matrices<'_, '_> {
             let x = gather(n, width, &tokens);
             let [gate, up] = [gate, up].map(|m| m.piece(index, how.count).forward(&x));
             let mut act = activate(self.kind, &gate, &up);
-            turn(self.down_in, &mut act, false);
+            rotate(self.down_in, &mut act, false);
             let down = down.piece(index, how.count).forward(&act);
             for (&token, y) in tokens.iter().zip(down.chunks_exact(width)) {
                 let weight = weights[token * how.count + index];
@@ -124,7 +124,7 @@ impl Matrices<'_, '_> {
             let mut see = |matrix, x: &[f32], y: &[f32], dy: &[f32]| see(&Seen { matrix, tokens, x, y, dy });
             see(&down, act, y, &dy);
             let mut dgate = down.back(&dy);
-            turn(self.down_in, &mut dgate, true);
+            rotate(self.down_in, &mut dgate, true);
             let dup = activate_back(self.kind, g, u, &mut dgate);
             see(&gate, x, g, &dgate);
             see(&up, x, u, &dup);

@@ -104,7 +104,7 @@ pub(crate) const F32: StateOptions = StateOptions {
     context: Some(64),
     kv: KvType::F32,
     chunk: 128,
-    coarse: false,
+    bf16: false,
     precision: fracbit_model::Precision::FULL,
 };
 

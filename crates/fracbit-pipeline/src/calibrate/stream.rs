@@ -170,7 +170,7 @@ impl<'a> Stream<'a> {
     pub(crate) fn state(&self, block: &Block) -> State {
         let longest = self.sequences.iter().map(<[u32]>::len).max().unwrap_or(0);
         let options =
-            StateOptions { context: Some(longest), chunk: 512, coarse: true, ..StateOptions::default() };
+            StateOptions { context: Some(longest), chunk: 512, bf16: true, ..StateOptions::default() };
         block.state(&options)
     }
 

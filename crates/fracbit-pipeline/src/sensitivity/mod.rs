@@ -190,7 +190,7 @@ pub fn measure_on(
 ) -> Result<Sensitivities, Error> {
     let tokens = text.map_or(protocol.tokens, |t| t.sequences.tokens());
     let mut result = Sensitivities::begun(describe(protocol, text), content_hash, source, tokens, done);
-    let mode = source.sites().mode();
+    let mode = source.rotations().mode();
     let ids: Vec<LinearId> = LinearId::all(source.config()).collect();
     // White noise stays white under rotation, so the unrotated model serves every mode: its weights
     // stay in the checkpoint's memory map, and only the matrix under test is in memory.
@@ -272,7 +272,7 @@ fn curvatures(
     progress: &dyn Progress,
 ) -> Result<BTreeMap<String, Fit>, Error> {
     let inverse = |f: Vec<f32>| f.into_iter().map(|f| if f == 0.0 { 0.0 } else { f.recip() }).collect();
-    let mode = source.sites().mode();
+    let mode = source.rotations().mode();
     let mut columns = BTreeMap::new();
     for id in LinearId::all(plain.config()) {
         if let Some(factors) = source.columns(id)? {
@@ -333,7 +333,7 @@ pub(crate) const SEQUENCE: usize = 256;
 /// model has too.
 fn state(model: &Model, sequences: &[Vec<u32>]) -> State {
     let context = sequences.iter().map(Vec::len).max().unwrap_or(0);
-    model.state(&StateOptions { context: Some(context), coarse: true, ..StateOptions::default() })
+    model.state(&StateOptions { context: Some(context), bf16: true, ..StateOptions::default() })
 }
 
 impl Probe {

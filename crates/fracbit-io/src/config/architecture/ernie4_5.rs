@@ -13,6 +13,6 @@ pub(super) const FACTS: Facts = Facts {
     tied: true,
     biases: Biases::Every,
     theta: 5e5,
-    neighbours_turn: true,
+    interleaved_rope: true,
     ..Facts::USUAL
 };

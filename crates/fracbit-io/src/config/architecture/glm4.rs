@@ -18,7 +18,7 @@ pub(super) const FACTS: Facts = Facts {
     eps: 1.5625e-7,
     biases: Biases::InputsFlag,
     turning: Some(0.5),
-    neighbours_turn: true,
+    interleaved_rope: true,
     post_norms: true,
     ..Facts::USUAL
 };

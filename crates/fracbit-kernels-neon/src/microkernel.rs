@@ -1,8 +1,8 @@
-//! What an instruction set contributes, and the body that every scheme runs.
+//! What an instruction set contributes, and the microkernel that every scheme runs.
 
 use crate::{expand::Expand, many::many_tokens, neon::*, one::one_token, pack::LANES, shims, tables};
 use fracbit_format::{Codebook, Grid};
-use fracbit_kernels::{Args, Body, Interleave, Ints, Isa, Provider};
+use fracbit_kernels::{Args, Interleave, Ints, Isa, Microkernel, Provider};
 use std::arch::is_aarch64_feature_detected;
 
 /// The dot product of an instruction set.
@@ -58,27 +58,32 @@ pub(crate) fn providers() -> impl Iterator<Item = (Isa, Provider)> {
     all.into_iter().filter(|a| a.0).map(|(_, isa, provider)| (isa, provider))
 }
 
-fn base(codebook: &Codebook) -> Option<Body> {
+fn base(codebook: &Codebook) -> Option<Microkernel> {
     provide::<Base, false>(Isa::Neon, codebook)
 }
 
-fn dotted(codebook: &Codebook) -> Option<Body> {
+fn dotted(codebook: &Codebook) -> Option<Microkernel> {
     provide::<Dotprod, false>(Isa::Dotprod, codebook)
 }
 
-fn paired(codebook: &Codebook) -> Option<Body> {
+fn paired(codebook: &Codebook) -> Option<Microkernel> {
     provide::<Dotprod, true>(Isa::I8mm, codebook)
 }
 
 /// Single tokens by `D`; several by `D`, or in pairs by the int8 matrix product.
-fn provide<D: Dot, const PAIRS: bool>(isa: Isa, codebook: &Codebook) -> Option<Body> {
+fn provide<D: Dot, const PAIRS: bool>(isa: Isa, codebook: &Codebook) -> Option<Microkernel> {
     let choice = tables::choose::<D, PAIRS>(codebook)?;
     // SAFETY: `providers` hands out the provider of an instruction set only where it was detected;
     // `choose` built the table for the function and this codebook, and expanders read whole tiles
     // only.
-    let body = unsafe { Body::new(isa, choice.table, LANES, choice.run) };
-    let body = if let Some(packing) = choice.packing { body.with_packing(packing) } else { body };
-    Some(if PAIRS && codebook.grid() == Grid::I8 { body.with_panels(&[Interleave::Pairs]) } else { body })
+    let microkernel = unsafe { Microkernel::new(isa, choice.table, LANES, choice.run) };
+    let microkernel =
+        if let Some(packing) = choice.packing { microkernel.with_packing(packing) } else { microkernel };
+    Some(if PAIRS && codebook.grid() == Grid::I8 {
+        microkernel.with_panels(&[Interleave::Pairs])
+    } else {
+        microkernel
+    })
 }
 
 /// The activations of the first token as bytes.
@@ -91,7 +96,8 @@ pub(crate) fn bytes_of(args: &Args<'_>) -> *const i8 {
     }
 }
 
-/// The body of every scheme: expander `E`, products `D`, with `PAIRS` of tokens through `smmla`.
+/// The microkernel of every scheme: expander `E`, products `D`, with `PAIRS` of tokens through
+/// `smmla`.
 ///
 /// # Safety
 /// The processor has the instruction set of `D` and, with `PAIRS`, `i8mm`; `args.table` was built

@@ -22,9 +22,9 @@
 //! **Cost** in `fold` otherwise: one transform of the intermediate width per block and token;
 //! `online` adds three of the model's width.
 //!
-//! Site numbers are part of the file format, since signs are drawn from (seed, site): 0 is the
-//! residual stream (in `online`: embedding rows and the head's input); block i has 16(i + 1) + k
-//! with k = 0 for V/O heads, 1 for the input of q, k, v, 2 of o, 3 of gate and up, 4 of down.
+//! Numbers of streams are part of the file format, since signs are drawn from (seed, stream): 0 is
+//! the residual stream (in `online`: embedding rows and the head's input); block i has 16(i + 1) +
+//! k with k = 0 for V/O heads, 1 for the input of q, k, v, 2 of o, 3 of gate and up, 4 of down.
 
 use std::sync::Arc;
 
@@ -79,9 +79,9 @@ impl std::str::FromStr for RotationMode {
     }
 }
 
-/// Site numbers within a block; see the module.
+/// Numbers of streams within a block; see the module.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Site {
+pub(crate) enum Stream {
     Heads = 0,
     AttentionIn = 1,
     OutputIn = 2,
@@ -91,13 +91,13 @@ pub(crate) enum Site {
 
 pub(crate) const RESIDUAL: u64 = 0;
 
-pub(crate) fn site(layer: usize, site: Site) -> u64 {
-    16 * (layer as u64 + 1) + site as u64
+pub(crate) fn stream(layer: usize, stream: Stream) -> u64 {
+    16 * (layer as u64 + 1) + stream as u64
 }
 
 /// The rotations a block applies to activations.
 #[derive(Clone, Debug, Default)]
-pub struct LayerSites {
+pub struct LayerRotations {
     /// The input of q, k and v.
     pub attention_in: Option<Rotation>,
     /// The input of o.
@@ -110,7 +110,7 @@ pub struct LayerSites {
 
 /// What happens between the final norm and the head.
 #[derive(Clone, Debug)]
-pub enum HeadSite {
+pub enum HeadRotation {
     /// Nothing.
     Plain,
     /// Rotate.
@@ -121,47 +121,50 @@ pub enum HeadSite {
 
 /// The online rotations of a model: rebuilt from mode and seed, nothing else need be stored.
 #[derive(Clone, Debug)]
-pub struct Sites {
+pub struct OnlineRotations {
     mode: RotationMode,
     seed: u64,
     pub(crate) embed_out: Option<Rotation>,        // applied inverted
     pub(crate) embed_divisors: Option<Arc<[f32]>>, // (hidden), behind it
-    pub(crate) layers: Vec<LayerSites>,
+    pub(crate) layers: Vec<LayerRotations>,
     pub(crate) branch_out: Option<Rotation>, // behind the norms of what attention and MLP write
-    pub(crate) head: HeadSite,
+    pub(crate) head: HeadRotation,
     pub(crate) final_factors: Option<Arc<[f32]>>, // (hidden), of a head of its own
 }
 
-impl Sites {
-    /// The sites of a model rotated by `mode` with the signs of `seed`.
+impl OnlineRotations {
+    /// The rotations of a model rotated by `mode` with the signs of `seed`.
     ///
     /// # Errors
     /// [`Error::Rotation`] for a width that cannot be rotated.
     pub fn new(config: &ModelConfig, mode: RotationMode, seed: u64) -> Result<Self, Error> {
-        let rotation = |n: usize, site: u64| Rotation::new(n, seed, site);
+        let rotation = |n: usize, stream: u64| Rotation::new(n, seed, stream);
         let (h, q, f) = (config.hidden_size, config.q_dim(), config.intermediate_size);
         let mut layers = Vec::with_capacity(config.num_hidden_layers());
         for i in 0..config.num_hidden_layers() {
             layers.push(match mode {
-                RotationMode::None => LayerSites::default(),
-                RotationMode::Fold => {
-                    LayerSites { down_in: Some(rotation(f, site(i, Site::DownIn))?), ..LayerSites::default() }
-                }
-                RotationMode::Online => LayerSites {
-                    attention_in: Some(rotation(h, site(i, Site::AttentionIn))?),
-                    output_in: Some(rotation(q, site(i, Site::OutputIn))?),
-                    mlp_in: Some(rotation(h, site(i, Site::MlpIn))?),
-                    down_in: Some(rotation(f, site(i, Site::DownIn))?),
+                RotationMode::None => LayerRotations::default(),
+                RotationMode::Fold => LayerRotations {
+                    down_in: Some(rotation(f, stream(i, Stream::DownIn))?),
+                    ..LayerRotations::default()
+                },
+                RotationMode::Online => LayerRotations {
+                    attention_in: Some(rotation(h, stream(i, Stream::AttentionIn))?),
+                    output_in: Some(rotation(q, stream(i, Stream::OutputIn))?),
+                    mlp_in: Some(rotation(h, stream(i, Stream::MlpIn))?),
+                    down_in: Some(rotation(f, stream(i, Stream::DownIn))?),
                 },
             });
         }
         let (embed_out, head) = match mode {
-            RotationMode::None => (None, HeadSite::Plain),
+            RotationMode::None => (None, HeadRotation::Plain),
             RotationMode::Fold if config.tie_word_embeddings => {
-                (None, HeadSite::Regain(rotation(h, RESIDUAL)?))
+                (None, HeadRotation::Regain(rotation(h, RESIDUAL)?))
             }
-            RotationMode::Fold => (None, HeadSite::Plain),
-            RotationMode::Online => (Some(rotation(h, RESIDUAL)?), HeadSite::Rotate(rotation(h, RESIDUAL)?)),
+            RotationMode::Fold => (None, HeadRotation::Plain),
+            RotationMode::Online => {
+                (Some(rotation(h, RESIDUAL)?), HeadRotation::Rotate(rotation(h, RESIDUAL)?))
+            }
         };
         let turned = mode == RotationMode::Fold && config.post_norms;
         let branch_out = turned.then(|| rotation(h, RESIDUAL)).transpose()?;
@@ -178,7 +181,7 @@ impl Sites {
     }
 
     /// The same with factors that the columns of a tied embedding were multiplied by: its rows are
-    /// divided by them behind [`Sites::embed_out`].
+    /// divided by them behind [`OnlineRotations::embed_out`].
     ///
     /// # Errors
     /// [`Error::Shape`] unless there is one for each channel, and where embedding rows are not
@@ -223,13 +226,13 @@ impl Sites {
     /// # Panics
     /// When there is no such block.
     #[must_use]
-    pub fn layer(&self, index: usize) -> &LayerSites {
+    pub fn layer(&self, index: usize) -> &LayerRotations {
         &self.layers[index]
     }
 
     /// What happens between the final norm and the head.
     #[must_use]
-    pub fn head(&self) -> &HeadSite {
+    pub fn head(&self) -> &HeadRotation {
         &self.head
     }
 
@@ -260,27 +263,27 @@ impl Sites {
     /// Rotations per token in the blocks.
     #[must_use]
     pub fn online_rotations(&self) -> usize {
-        let count = |l: &LayerSites| {
+        let count = |l: &LayerRotations| {
             [&l.attention_in, &l.output_in, &l.mlp_in, &l.down_in].iter().filter(|r| r.is_some()).count()
         };
         let behind = if self.branch_out.is_some() { 2 * self.layers.len() } else { 0 };
         self.layers.iter().map(count).sum::<usize>() + behind
     }
 
-    /// Floats of scratch that one row at any site needs.
+    /// Floats of scratch that one row at any stream needs.
     pub(crate) fn scratch_len(&self) -> usize {
         let layers = self.layers.iter().flat_map(|l| [&l.attention_in, &l.output_in, &l.mlp_in, &l.down_in]);
         let layers = layers.chain([&self.branch_out]);
         let ends = match &self.head {
-            HeadSite::Plain => 0,
-            HeadSite::Rotate(r) | HeadSite::Regain(r) => r.scratch_len(),
+            HeadRotation::Plain => 0,
+            HeadRotation::Rotate(r) | HeadRotation::Regain(r) => r.scratch_len(),
         };
         layers.flatten().map(Rotation::scratch_len).max().unwrap_or(0).max(ends)
     }
 }
 
-/// Rotates every row in place; `scratch` as of [`Sites::scratch_len`] serves a few rows, which are
-/// one task, without allocation.
+/// Rotates every row in place; `scratch` as of [`OnlineRotations::scratch_len`] serves a few rows,
+/// which are one task, without allocation.
 pub(crate) fn apply(
     rotation: &Rotation,
     vectors: &Vectors,
