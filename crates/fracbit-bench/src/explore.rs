@@ -62,7 +62,7 @@ fn stored_bits(scheme: Scheme, shape: Shape) -> f64 {
 /// [`PlanError::NoErrorEntry`] for a scheme without a measured error.
 pub fn explore(
     options: &ExploreOptions,
-    bodies: &Kernels,
+    installed: &Kernels,
     progress: &dyn Progress,
 ) -> Result<Vec<Explored>, Error> {
     let ExploreOptions { shape, batch, threads, bytes, rounds, .. } = *options;
@@ -83,7 +83,7 @@ pub fn explore(
         rounds,
         ..KernelOptions::new(chosen.iter().map(|(scheme, _)| *scheme).collect())
     };
-    let speeds = kernels(&measured, bodies, progress)?;
+    let speeds = kernels(&measured, installed, progress)?;
     let mut rows = Vec::with_capacity(chosen.len());
     for ((scheme, bits), speed) in chosen.into_iter().zip(speeds) {
         let error = fracbit_codebook::nmse(scheme).ok_or(PlanError::NoErrorEntry { scheme })?;
@@ -150,8 +150,8 @@ mod tests {
             bytes: 1 << 18,
             rounds: 1,
         };
-        let bodies = fracbit_load::kernels().unwrap();
-        let rows = explore(&options, &bodies, &Quiet).unwrap();
+        let installed = fracbit_load::kernels().unwrap();
+        let rows = explore(&options, &installed, &Quiet).unwrap();
         let names: Vec<&str> = rows.iter().map(|r| r.scheme.as_str()).collect();
         assert!(!names.contains(&"tcq-4") && names.contains(&"aq-m1v4"), "{names:?}");
         assert!(rows.iter().any(|r| r.frontier) && rows.iter().all(|r| r.us > 0.0 && r.error > 0.0));
@@ -159,7 +159,7 @@ mod tests {
         // Codes of a byte for four weights, 16-bit scales of 256 rows, 256 entries of four weights.
         let want = 2.0 + 16.0 / 1024.0 + 8.0 * (2.0 * 1024.0 + 4.0) / (256.0 * 1024.0);
         assert!((aq.bits - want).abs() < 0.02, "{} beside {want}", aq.bits);
-        let none = explore(&ExploreOptions { budget: 0.1..=0.2, ..options }, &bodies, &Quiet);
+        let none = explore(&ExploreOptions { budget: 0.1..=0.2, ..options }, &installed, &Quiet);
         assert!(none.unwrap_err().to_string().starts_with("--budget: no scheme"));
     }
 }

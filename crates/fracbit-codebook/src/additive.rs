@@ -10,6 +10,10 @@
 use crate::{Rounder, RounderError};
 use fracbit_base::Family;
 use fracbit_format::{Codebook, Index, TILE, TILE_COLS, TILE_ROWS};
+use std::{
+    array::from_fn,
+    ops::{Add, Mul, Sub},
+};
 
 /// Most codebooks of a scheme.
 pub(crate) const MOST: usize = 6;
@@ -17,6 +21,11 @@ pub(crate) const MOST: usize = 6;
 const MOST_CENTROIDS: usize = 256;
 /// Beginnings that are kept.
 const BEAM: usize = 16;
+/// Centroids that are looked at together.
+const BLOCK: usize = 16;
+/// Largest magnitude of a weight in units of the integers that is searched for as it is: farther
+/// off only the direction counts.
+const FAR: f64 = (1u32 << 20) as f64;
 
 /// A code for each codebook; those behind the last are 0.
 pub(crate) type Codes = [u8; MOST];
@@ -30,7 +39,7 @@ pub(crate) type Codes = [u8; MOST];
 pub struct AdditiveRounder {
     book: Codebook,
     index: Index,
-    search: Search,
+    search: Search<f32>,
 }
 
 impl AdditiveRounder {
@@ -60,13 +69,15 @@ impl Rounder for AdditiveRounder {
         assert_eq!(codes.len(), tiles.len() * bytes, "bytes of {} tiles of {scheme}", tiles.len());
         let Index { weights, count, bits } = self.index;
         let each = 8 / bits as usize;
-        let (mut beam, mut x) = (Beam::default(), [0.0; TILE_COLS]);
+        let (mut beam, mut x) = (Beam::default(), [0.0f32; TILE_COLS]);
         let x = &mut x[..weights];
         for (tile, code) in tiles.iter().zip(codes.chunks_exact_mut(bytes)) {
             for (i, vector) in tile.chunks_exact(weights).enumerate() {
                 // In units of the integers, whose products are exact.
-                let scaled = vector.iter().map(|&w| f64::from(w) / f64::from(self.book.step()));
-                x.iter_mut().zip(scaled).for_each(|(x, scaled)| *x = scaled);
+                let step = f64::from(self.book.step());
+                let most = vector.iter().fold(0.0f64, |most, &w| most.max(f64::from(w).abs())) / step;
+                let factor = if most > FAR { FAR / most / step } else { 1.0 / step };
+                x.iter_mut().zip(vector).for_each(|(x, &w)| *x = f32::of(f64::from(w) * factor));
                 let (row, across) = (i / (TILE_COLS / weights), i % (TILE_COLS / weights));
                 let first = across * (count / each) * TILE_ROWS + row;
                 let found = self.search.find(x, &mut beam);
@@ -79,42 +90,81 @@ impl Rounder for AdditiveRounder {
     }
 }
 
+/// Numbers that are searched with: single precision rounds weights, double trains codebooks.
+pub(crate) trait Real:
+    Copy + Default + PartialOrd + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self>
+{
+    const INFINITY: Self;
+
+    /// The nearest one.
+    fn of(x: f64) -> Self;
+
+    /// The same number.
+    fn exactly(x: f32) -> Self;
+}
+
+impl Real for f32 {
+    const INFINITY: Self = Self::INFINITY;
+
+    #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+    fn of(x: f64) -> Self {
+        x as Self
+    }
+
+    fn exactly(x: f32) -> Self {
+        x
+    }
+}
+
+impl Real for f64 {
+    const INFINITY: Self = Self::INFINITY;
+
+    fn of(x: f64) -> Self {
+        x
+    }
+
+    fn exactly(x: f32) -> Self {
+        x.into()
+    }
+}
+
 /// A sum of the first centroids: its score and codes.
 #[derive(Clone, Copy, Debug)]
-struct Path {
-    score: f64,
+struct Path<T> {
+    score: T,
     codes: Codes,
 }
 
 /// Working memory of a search.
 #[derive(Debug, Default)]
-pub(crate) struct Beam {
-    paths: Vec<Path>,
-    next: Vec<Path>,
+pub(crate) struct Beam<T> {
+    paths: Vec<Path<T>>,
+    next: Vec<Path<T>>,
 }
 
 /// What the search wants to know of centroids.
 #[derive(Clone, Debug)]
-pub(crate) struct Search {
-    centroids: usize,
+pub(crate) struct Search<T> {
+    centroids: usize, // a multiple of `BLOCK`
     weights: usize,
     count: usize,
-    columns: Vec<f64>,    // (book, weight, centroid)
-    half_norms: Vec<f64>, // (book, centroid)
+    columns: Vec<T>,    // (book, weight, centroid)
+    half_norms: Vec<T>, // (book, centroid)
     /// Products of centroids of an earlier and a later book: (later, earlier, centroid of the
     /// earlier, centroid of the later). Exact for integers of 8 bits.
     products: Vec<f32>,
 }
 
-impl Search {
+impl<T: Real> Search<T> {
     /// Of codebooks of so many centroids of so many weights, `(book, centroid, weight)`.
     pub(crate) fn new((each, weights): (usize, usize), centroids: &[f64]) -> Self {
         let books: Vec<&[f64]> = centroids.chunks_exact(each * weights).collect();
-        let column = |(book, k): (&[f64], usize)| book.iter().skip(k).step_by(weights).copied().collect();
-        let columns: Vec<Vec<f64>> =
+        let column =
+            |(book, k): (&[f64], usize)| book.iter().skip(k).step_by(weights).copied().map(T::of).collect();
+        let columns: Vec<Vec<T>> =
             books.iter().flat_map(|&book| (0..weights).map(move |k| column((book, k)))).collect();
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-        let half_norms = centroids.chunks_exact(weights).map(|c| dot(c, c) / 2.0).collect();
+        let half_norms = centroids.chunks_exact(weights).map(|c| T::of(dot(c, c) / 2.0)).collect();
         let mut products = Vec::with_capacity(books.len() * (books.len() - 1) / 2 * each * each);
         for (later, own) in books.iter().enumerate() {
             for earlier in &books[..later] {
@@ -128,47 +178,65 @@ impl Search {
     }
 
     /// `|c|^2 / 2 - x . c` of the centroids of a book.
-    fn scores(&self, book: usize, x: &[f64], scores: &mut [f64]) {
+    fn scores(&self, book: usize, x: &[T], scores: &mut [T]) {
         let each = self.centroids;
-        scores.copy_from_slice(&self.half_norms[book * each..][..each]);
-        for (k, &x) in x.iter().enumerate() {
-            let column = &self.columns[(book * self.weights + k) * each..][..each];
-            scores.iter_mut().zip(column).for_each(|(score, c)| *score -= x * c);
+        let columns = &self.columns[book * self.weights * each..][..self.weights * each];
+        let norms = &self.half_norms[book * each..][..each];
+        let blocks = scores.as_chunks_mut::<BLOCK>().0.iter_mut().zip(norms.as_chunks::<BLOCK>().0);
+        for (block, (scores, norms)) in blocks.enumerate() {
+            // Arrays as values, which become vectors.
+            let mut sums = *norms;
+            for (column, &x) in columns.chunks_exact(each).zip(x) {
+                let column = column.as_chunks::<BLOCK>().0[block];
+                sums = from_fn(|i| sums[i] - x * column[i]);
+            }
+            *scores = sums;
         }
     }
 
     /// Products of centroid `code` of an earlier book with all of a later one.
-    fn products(&self, later: usize, earlier: usize, code: u8) -> &[f32] {
+    fn products(&self, later: usize, earlier: usize, code: u8) -> &[[f32; BLOCK]] {
         let before = later * (later - 1) / 2 + earlier;
-        &self.products[(before * self.centroids + usize::from(code)) * self.centroids..][..self.centroids]
+        let first = (before * self.centroids + usize::from(code)) * self.centroids;
+        self.products[first..][..self.centroids].as_chunks().0
     }
 
     /// Codes of the best sum that the beam finds for `x`; of equals the first that it meets.
-    pub(crate) fn find(&self, x: &[f64], beam: &mut Beam) -> Codes {
+    pub(crate) fn find(&self, x: &[T], beam: &mut Beam<T>) -> Codes {
         let Beam { paths, next } = beam;
         paths.clear();
-        paths.push(Path { score: 0.0, codes: [0; MOST] });
-        let (mut own, mut scores) = ([0.0; MOST_CENTROIDS], [0.0; MOST_CENTROIDS]);
-        let (own, scores) = (&mut own[..self.centroids], &mut scores[..self.centroids]);
+        paths.push(Path { score: T::default(), codes: [0; MOST] });
+        let mut own = [T::default(); MOST_CENTROIDS];
+        let own = &mut own[..self.centroids];
         for book in 0..self.count {
             self.scores(book, x, own);
             let keep = if book + 1 == self.count { 1 } else { BEAM };
             next.clear();
             for path in &*paths {
-                scores.iter_mut().zip(&*own).for_each(|(score, own)| *score = path.score + own);
-                for (earlier, &code) in path.codes[..book].iter().enumerate() {
-                    let products = self.products(book, earlier, code);
-                    scores.iter_mut().zip(products).for_each(|(score, &p)| *score += f64::from(p));
-                }
-                let mut worst = if next.len() < keep { f64::INFINITY } else { next[keep - 1].score };
-                for (code, &score) in (0..=u8::MAX).zip(&*scores) {
-                    if score < worst || next.len() < keep {
-                        let at = next.partition_point(|path| path.score <= score);
-                        next.truncate(keep - 1);
-                        let mut codes = path.codes;
-                        codes[book] = code;
-                        next.insert(at.min(next.len()), Path { score, codes });
-                        worst = if next.len() < keep { f64::INFINITY } else { next[keep - 1].score };
+                let products: [&[[f32; BLOCK]]; MOST] = from_fn(|earlier| {
+                    if earlier < book { self.products(book, earlier, path.codes[earlier]) } else { &[] }
+                });
+                let mut worst = if next.len() < keep { T::INFINITY } else { next[keep - 1].score };
+                for (block, own) in own.as_chunks::<BLOCK>().0.iter().enumerate() {
+                    let mut scores = own.map(|own| path.score + own);
+                    for products in &products[..book] {
+                        let products = products[block];
+                        scores = from_fn(|i| scores[i] + T::exactly(products[i]));
+                    }
+                    // Most blocks have nothing to give, which vectors see at once.
+                    let some = scores.iter().fold(false, |some, &score| some | (score < worst));
+                    if !some && next.len() == keep {
+                        continue;
+                    }
+                    for (code, &score) in (BLOCK * block..).zip(&scores) {
+                        if score < worst || next.len() < keep {
+                            let at = next.partition_point(|path| path.score <= score);
+                            next.truncate(keep - 1);
+                            let mut codes = path.codes;
+                            codes[book] = u8::try_from(code).expect("a codebook has at most 256 centroids");
+                            next.insert(at.min(next.len()), Path { score, codes });
+                            worst = if next.len() < keep { T::INFINITY } else { next[keep - 1].score };
+                        }
                     }
                 }
             }
@@ -217,6 +285,46 @@ mod tests {
                 (found, best) = (found + got, best + least);
             }
             assert!(found <= 1.02 * best, "{name}: {found}, all sums {best}");
+        }
+    }
+
+    #[test]
+    fn single_precision_loses_nothing_at_any_size() {
+        for name in ["aq-m1v4", "aq-m2v8", "aq-m3v8", "aq-m4v8b4", "aq-m6v8b4"] {
+            let book = crate::builtin(name.parse().unwrap()).unwrap();
+            let (Index { weights, bits, .. }, step) = (book.additive().unwrap(), f64::from(book.step()));
+            let entries: Vec<f64> = book.entries().iter().map(|&entry| f64::from(entry)).collect();
+            let search = Search::<f64>::new((1 << bits, weights), &entries);
+            let rounder = AdditiveRounder::new(book.clone()).unwrap();
+            for factor in [1.0, 1e-30, 1e6, 1e30] {
+                let tiles =
+                    crate::laws::tiles(4, 9).iter().map(|tile| tile.map(|w| w * factor)).collect::<Vec<_>>();
+                let decoded = crate::laws::decode(&rounder, &crate::laws::encode(&rounder, &tiles));
+                let (mut single, mut double) = (0.0, 0.0);
+                let vectors = |tiles: &[[f32; TILE]]| {
+                    tiles.as_flattened().chunks_exact(weights).map(<[f32]>::to_vec).collect::<Vec<_>>()
+                };
+                for (x, got) in vectors(&tiles).iter().zip(vectors(&decoded)) {
+                    let x: Vec<f64> = x.iter().map(|&x| f64::from(x) / step).collect();
+                    let codes = search.find(&x, &mut Beam::default());
+                    let sum = |k: usize| -> f64 {
+                        let own = |(book, &code): (usize, &u8)| {
+                            entries[((book << bits) + usize::from(code)) * weights + k]
+                        };
+                        codes[..search.count].iter().enumerate().map(own).sum()
+                    };
+                    // What depends on codes: the squared distance without the square of `x`.
+                    let score = |q: &dyn Fn(usize) -> f64| -> f64 {
+                        x.iter().enumerate().map(|(k, x)| q(k) * (q(k) - 2.0 * x)).sum()
+                    };
+                    single += score(&|k| f64::from(got[k]) / step);
+                    double += score(&sum);
+                }
+                assert!(
+                    (single - double).abs() <= 1e-5 * double.abs(),
+                    "{name} times {factor}: {single}, {double}"
+                );
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use fracbit_trellis::{Effort, Isa, TrellisRounder, builtin, train};
 use std::time::Instant;
 
 /// Tiles that are timed: one in fifteen takes two passes, so many that their share is right (the
-/// portable bodies have fewer).
+/// portable microkernels have fewer).
 const TIMED: usize = 96;
 
 fn main() {

@@ -1,5 +1,5 @@
-//! Vector bodies of one step of the pruned search. The portable body in [`crate::cells`] is their
-//! reference.
+//! Vector microkernels of one step of the pruned search. The portable one in [`crate::cells`] is
+//! their reference.
 #![expect(
     unsafe_code,
     reason = "vector loads and stores through pointers; calls of target-feature functions"

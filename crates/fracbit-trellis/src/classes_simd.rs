@@ -1,4 +1,4 @@
-//! Vector bodies of the search with one survivor per class. The portable bodies in
+//! Vector microkernels of the search with one survivor per class. The portable ones in
 //! [`crate::classes`] are their reference.
 #![expect(
     unsafe_code,

@@ -1,4 +1,5 @@
-//! Vector bodies of the search by rows. The portable bodies in [`crate::rows`] are their reference.
+//! Vector microkernels of the search by rows. The portable ones in [`crate::rows`] are their
+//! reference.
 #![expect(
     unsafe_code,
     reason = "vector loads and stores through pointers; calls of target-feature functions"

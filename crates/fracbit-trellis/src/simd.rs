@@ -1,4 +1,4 @@
-//! Vector bodies of one search step. The portable body in [`crate::step`] is their reference.
+//! Vector microkernels of one search step. The portable one in [`crate::step`] is their reference.
 #![expect(
     unsafe_code,
     reason = "vector loads and stores through pointers; calls of target-feature functions"
@@ -13,7 +13,7 @@ use std::arch::x86_64::*;
 
 macro_rules! dispatch {
     ($body:ident, $doublings:expr, $step:expr, $after:expr, $before:expr) => {{
-        // SAFETY: `Search::new` checked that this machine has the instructions of the body it was
+        // SAFETY: `Search::new` checked that this machine has the instructions of the one it was
         // given; `step::step`, the only caller, checked all lengths.
         unsafe {
             match ($step.x.len(), $doublings) {

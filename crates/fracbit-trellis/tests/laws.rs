@@ -43,7 +43,7 @@ fn same_bytes_on_every_instruction_set_and_thread_count() {
     let tiles = train::gaussian_tiles(11, 5);
     for (scheme, effort) in schemes().flat_map(|s| Effort::ALL.map(|e| (s, e))) {
         let book = builtin(scheme).unwrap();
-        // The portable body is slow: one tile of each scheme, all of a few.
+        // The portable microkernel is slow: one tile of each scheme, all of a few.
         let count = if scheme.quarters() == 8 && effort == Effort::Exact { tiles.len() } else { 1 };
         let tiles = &tiles[..count];
         let want = encode(&TrellisRounder::with_isa(book.clone(), effort, Isa::Scalar), tiles);

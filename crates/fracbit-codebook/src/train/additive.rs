@@ -70,7 +70,7 @@ fn centroid<'a>(
 }
 
 /// Codes of all samples.
-fn assign(search: &Search, weights: usize, samples: &[f64]) -> Vec<Codes> {
+fn assign(search: &Search<f64>, weights: usize, samples: &[f64]) -> Vec<Codes> {
     let part = |part: &[f64]| {
         let mut beam = Beam::default();
         part.chunks_exact(weights).map(|x| search.find(x, &mut beam)).collect::<Vec<Codes>>()
