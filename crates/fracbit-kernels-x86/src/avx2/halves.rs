@@ -150,14 +150,22 @@ unsafe fn rows<const S: usize>(codes: [&[[u8; 32]]; S], tables: &[[i16; OF_CODES
                 _mm_sub_epi32(_mm_add_epi32(_mm256_castsi256_si128(both), other), _mm_set1_epi32(offset))
             })
         });
-        for (i, (even, odd)) in even.into_iter().zip(odd).enumerate() {
-            let rows = [_mm_unpacklo_epi32(even, odd), _mm_unpackhi_epi32(even, odd)];
-            for (rows, out) in rows.into_iter().zip(out[8 * i..].as_chunks_mut::<4>().0) {
-                // SAFETY: four numbers.
-                unsafe {
-                    let at = out.as_mut_ptr().cast::<__m128i>();
-                    _mm_storeu_si128(at, _mm_add_epi32(_mm_loadu_si128(at), rows));
-                }
+        add_rows(even, odd, out);
+    }
+}
+
+/// Adds the sums of even and of odd rows, those of the first eight rows and of the last, to a
+/// strip's.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(crate) fn add_rows(even: [__m128i; 2], odd: [__m128i; 2], out: &mut PsumRows) {
+    for (i, (even, odd)) in even.into_iter().zip(odd).enumerate() {
+        let rows = [_mm_unpacklo_epi32(even, odd), _mm_unpackhi_epi32(even, odd)];
+        for (rows, out) in rows.into_iter().zip(out[8 * i..].as_chunks_mut::<4>().0) {
+            // SAFETY: four numbers.
+            unsafe {
+                let at = out.as_mut_ptr().cast::<__m128i>();
+                _mm_storeu_si128(at, _mm_add_epi32(_mm_loadu_si128(at), rows));
             }
         }
     }

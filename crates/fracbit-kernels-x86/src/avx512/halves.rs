@@ -5,7 +5,7 @@
 //! the registers lets four strips share the loads of tables.
 
 use super::Avx512;
-use crate::avx2::halves::{MOST, OF_CODES, build};
+use crate::avx2::halves::{MOST, OF_CODES, add_rows, build};
 use fracbit_format::PackedView;
 use fracbit_kernels::{Isa, Kernels, LinearKernel, PsumCodes, PsumMicrokernel, PsumRows, psumbook};
 use std::{arch::x86_64::*, array::from_fn, sync::Arc};
@@ -82,16 +82,7 @@ fn rows<const S: usize>(codes: [&[u8]; S], tables: &[[i16; OF_CODES]], out: &mut
                 _mm_sub_epi32(one, _mm_set1_epi32(offset))
             })
         });
-        for (i, (even, odd)) in even.into_iter().zip(odd).enumerate() {
-            let rows = [_mm_unpacklo_epi32(even, odd), _mm_unpackhi_epi32(even, odd)];
-            for (rows, out) in rows.into_iter().zip(out[8 * i..].as_chunks_mut::<4>().0) {
-                // SAFETY: four numbers.
-                unsafe {
-                    let at = out.as_mut_ptr().cast::<__m128i>();
-                    _mm_storeu_si128(at, _mm_add_epi32(_mm_loadu_si128(at), rows));
-                }
-            }
-        }
+        add_rows(even, odd, out);
     }
 }
 
