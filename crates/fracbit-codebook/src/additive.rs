@@ -92,39 +92,22 @@ impl Rounder for AdditiveRounder {
 
 /// Numbers that are searched with: single precision rounds weights, double trains codebooks.
 pub(crate) trait Real:
-    Copy + Default + PartialOrd + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self>
+    Copy + Default + PartialOrd + From<f32> + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self>
 {
-    const INFINITY: Self;
-
     /// The nearest one.
     fn of(x: f64) -> Self;
-
-    /// The same number.
-    fn exactly(x: f32) -> Self;
 }
 
 impl Real for f32 {
-    const INFINITY: Self = Self::INFINITY;
-
     #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
     fn of(x: f64) -> Self {
         x as Self
     }
-
-    fn exactly(x: f32) -> Self {
-        x
-    }
 }
 
 impl Real for f64 {
-    const INFINITY: Self = Self::INFINITY;
-
     fn of(x: f64) -> Self {
         x
-    }
-
-    fn exactly(x: f32) -> Self {
-        x.into()
     }
 }
 
@@ -212,16 +195,19 @@ impl<T: Real> Search<T> {
             self.scores(book, x, own);
             let keep = if book + 1 == self.count { 1 } else { BEAM };
             next.clear();
+            // Of the sums that are kept, once there are as many as that.
+            let worst_of =
+                |next: &[Path<T>]| next.get(keep - 1).map_or(f32::INFINITY.into(), |path| path.score);
             for path in &*paths {
                 let products: [&[[f32; BLOCK]]; MOST] = from_fn(|earlier| {
                     if earlier < book { self.products(book, earlier, path.codes[earlier]) } else { &[] }
                 });
-                let mut worst = if next.len() < keep { T::INFINITY } else { next[keep - 1].score };
+                let mut worst = worst_of(next);
                 for (block, own) in own.as_chunks::<BLOCK>().0.iter().enumerate() {
                     let mut scores = own.map(|own| path.score + own);
                     for products in &products[..book] {
                         let products = products[block];
-                        scores = from_fn(|i| scores[i] + T::exactly(products[i]));
+                        scores = from_fn(|i| scores[i] + T::from(products[i]));
                     }
                     // Most blocks have nothing to give, which vectors see at once.
                     let some = scores.iter().fold(false, |some, &score| some | (score < worst));
@@ -235,7 +221,7 @@ impl<T: Real> Search<T> {
                             let mut codes = path.codes;
                             codes[book] = u8::try_from(code).expect("a codebook has at most 256 centroids");
                             next.insert(at.min(next.len()), Path { score, codes });
-                            worst = if next.len() < keep { T::INFINITY } else { next[keep - 1].score };
+                            worst = worst_of(next);
                         }
                     }
                 }

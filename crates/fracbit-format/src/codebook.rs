@@ -89,7 +89,7 @@ pub struct TwoLevel {
 }
 
 impl TwoLevel {
-    /// Whether a table of `len` entries has layers.
+    /// Whether a table of `len` entries may be one.
     #[must_use]
     pub const fn fit(len: usize) -> bool {
         matches!(len, 64 | 128 | 256)
@@ -101,7 +101,7 @@ impl TwoLevel {
         len / 4 * 3
     }
 
-    /// The layers of `entries`, if they are such sums.
+    /// The two levels of `entries`, if they are such sums.
     fn of(entries: &[i16]) -> Option<Self> {
         if !Self::fit(entries.len()) {
             return None;
@@ -134,10 +134,10 @@ impl PiecewiseLinear {
     pub const LEN: usize = 64;
     /// First entry of the free quarter.
     pub const FREE: usize = 48;
-    /// From here on the ramp rises by two.
+    /// From here on it rises by two.
     pub const BEND: usize = 42;
 
-    /// The ramp at `x`.
+    /// The formula at `x`.
     #[must_use]
     pub const fn at(x: usize) -> i16 {
         #[expect(clippy::cast_possible_truncation, reason = "a table has 64 entries")]
@@ -146,7 +146,7 @@ impl PiecewiseLinear {
         }
     }
 
-    /// The ramp of `entries`, if they are one.
+    /// The formula of `entries`, if they follow one.
     fn of(entries: &[i16]) -> Option<Self> {
         let same = |mask: u8| {
             let at = |x: usize| x & usize::from(mask);

@@ -70,7 +70,7 @@ pub struct DeviceWork<'d, D: Device> {
     /// Tokens that may run together.
     pub(crate) rows: usize,
     attention: AttentionWork<'d, D>,
-    turns: Buffer<'d, D>,
+    rope_table: Buffer<'d, D>,
     /// Of layers with a window, where these have angles of their own.
     local_rope_table: Option<Buffer<'d, D>>,
     growth: Option<Buffer<'d, D>>,
@@ -113,7 +113,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             wide: rows(shape.row().max(2 * config.intermediate_size))?,
             rows: together,
             attention: AttentionWork::new(device, &shape)?,
-            turns: Buffer::of(
+            rope_table: Buffer::of(
                 device,
                 &fracbit_model::rope_table(&config.rope, config, capacity),
                 "rotary table",
@@ -187,11 +187,12 @@ impl<'d, D: Device> DeviceModel<'d, D> {
                 }
             }
             let of_heads = config.qk_norm == QkNorm::Heads;
-            let turns = s.local_rope_table.as_ref().filter(|_| config.has_local_rope(i)).unwrap_or(&s.turns);
+            let local = s.local_rope_table.as_ref().filter(|_| config.has_local_rope(i));
+            let rope_table = local.unwrap_or(&s.rope_table);
             let options = HeadOptions {
                 query_norm: layer.query_norm.as_ref().filter(|_| of_heads),
                 key_norm: layer.key_norm.as_ref().filter(|_| of_heads),
-                turns: config.layers[i].rope.then_some(turns),
+                turns: config.layers[i].rope.then_some(rope_table),
                 growth: s.growth.as_ref(),
                 cap,
                 eps: self.inner_eps,

@@ -6,13 +6,15 @@ use crate::{
     graph::{DeviceWork, MAX_ROWS},
     model::DeviceModel,
 };
-use fracbit_base::{Rate, ShapeError};
+use fracbit_base::Rate;
 use fracbit_io::ModelConfig;
 use fracbit_kernels_cuda::{
     Buffer, Device,
     ops::{Cache, Step, StepRows},
 };
-use fracbit_model::{Error as ModelError, KvType, PagePool, Precision, Runtime, StateOptions};
+use fracbit_model::{
+    Error as ModelError, KvType, PagePool, Precision, Runtime, StateOptions, tokens_of_each,
+};
 use fracbit_schedule::{Features, Scheduler};
 use std::{collections::BTreeSet, ops::Range};
 
@@ -136,18 +138,10 @@ impl<'d, D: Device> Runtime for DeviceModel<'d, D> {
         tokens: &[u32],
         counts: &[usize],
     ) -> Result<(), ModelError> {
-        const WHERE: &str = "a step on a device";
-        ShapeError::check_len(WHERE, "counts", states.len(), counts.len())?;
-        ShapeError::check_len(WHERE, "tokens", counts.iter().sum(), tokens.len())?;
-        if counts.contains(&0) {
-            return Err(ShapeError::new(WHERE, "count", "at least one", 0).into());
-        }
-        let mut rest = tokens;
-        for (state, &count) in states.iter_mut().zip(counts) {
-            let (these, others) = rest.split_at(count);
-            self.check(state.list.len(), state.list.capacity(), these)?;
-            state.list.reserve(count)?;
-            rest = others;
+        let each = tokens_of_each("a step on a device", states.len(), tokens, counts)?;
+        for (state, tokens) in states.iter_mut().zip(each) {
+            self.check(state.list.len(), state.list.capacity(), tokens)?;
+            state.list.reserve(tokens.len())?;
         }
         work.logits.clear();
         if counts.iter().all(|&count| count == 1) {

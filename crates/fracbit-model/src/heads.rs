@@ -11,7 +11,7 @@ use crate::state::State;
 
 /// Room to rotate a head of any width: 32 floats for every entry of a factor that is no power of
 /// two.
-const TURN_SCRATCH: usize = 32 * MAX_HEAD_DIM;
+const ROTATION_SCRATCH: usize = 32 * MAX_HEAD_DIM;
 
 impl Pass<'_> {
     /// Norm and RoPE of every head of `x`, (rows, heads · head_dim).
@@ -45,9 +45,12 @@ impl Pass<'_> {
             if let Some(rotation) = &State::of_row(states, row).0.head_rotation {
                 match rotation.scratch_len() {
                     0 => rotations::apply_rows(rotation, &model.vectors, x, &mut []),
-                    len => {
-                        rotations::apply_rows(rotation, &model.vectors, x, &mut [0.0; TURN_SCRATCH][..len])
-                    }
+                    len => rotations::apply_rows(
+                        rotation,
+                        &model.vectors,
+                        x,
+                        &mut [0.0; ROTATION_SCRATCH][..len],
+                    ),
                 }
             }
         });

@@ -72,7 +72,7 @@ pub use model::Model;
 pub use pages::{HostMemory, KvPage, KvPool, Page, PageList, PageMemory, PagePool};
 pub use rope::rope_table;
 pub use rotations::{OnlineRotations, RotationMode};
-pub use runtime::{Cached, Runtime};
+pub use runtime::{Cached, Runtime, tokens_of_each};
 pub use sample::{Adjustments, Constraint, DRY_BREAKERS, SampleConfig, Sampler};
 pub use smoothing::{Place, Smoothing};
 pub use source::{Matrix, WeightSource};

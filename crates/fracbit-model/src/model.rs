@@ -38,6 +38,7 @@ use crate::linear::Linear;
 use crate::pages::KvPool;
 use crate::rope::Rope;
 use crate::rotations::{self, HeadRotation, OnlineRotations};
+use crate::runtime::tokens_of_each;
 use crate::source::WeightSource;
 use crate::state::{RopeTables, Scratch, State, StateOptions};
 
@@ -269,21 +270,8 @@ impl Model {
         counts: &[usize],
         hidden: &mut Vec<f32>,
     ) -> Result<(), Error> {
-        const WHERE: &str = "forward_batch";
-        if states.is_empty() {
-            return Err(ShapeError::new(WHERE, "states", "at least one", 0).into());
-        }
-        ShapeError::check_len(WHERE, "counts", states.len(), counts.len())?;
-        if counts.contains(&0) {
-            return Err(ShapeError::new(WHERE, "count", "at least one", 0).into());
-        }
-        ShapeError::check_len(WHERE, "tokens", counts.iter().sum(), tokens.len())?;
-        let mut rest = tokens;
-        for (state, &count) in states.iter().zip(counts) {
-            let (these, others) = rest.split_at(count);
-            self.check(state, these)?;
-            rest = others;
-        }
+        let each = tokens_of_each("forward_batch", states.len(), tokens, counts)?;
+        states.iter().zip(each).try_for_each(|(state, tokens)| self.check(state, tokens))?;
         states.iter_mut().zip(counts).try_for_each(|(state, &count)| state.reserve(count))?;
         let width = self.config.hidden_size;
         hidden.resize(tokens.len() * width, 0.0);

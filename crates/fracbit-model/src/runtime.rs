@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::ops::Range;
 
-use fracbit_base::Rate;
+use fracbit_base::{Rate, ShapeError};
 use fracbit_io::ModelConfig;
 use fracbit_kernels::Precision;
 use fracbit_schedule::{Features, Scheduler};
@@ -150,6 +150,33 @@ pub trait Runtime: Debug + Sync {
     fn prepare_sampler(&self, sampler: &mut Sampler) {
         let _ = sampler;
     }
+}
+
+/// The tokens of each sequence of a step, for whoever implements [`Runtime::step`].
+///
+/// # Errors
+/// When there is no sequence, one has no token, or `counts` are not those of so many sequences and
+/// these tokens.
+pub fn tokens_of_each<'a>(
+    op: &'static str,
+    sequences: usize,
+    tokens: &'a [u32],
+    counts: &'a [usize],
+) -> Result<impl Iterator<Item = &'a [u32]>, ShapeError> {
+    if sequences == 0 {
+        return Err(ShapeError::new(op, "states", "at least one", 0));
+    }
+    ShapeError::check_len(op, "counts", sequences, counts.len())?;
+    if counts.contains(&0) {
+        return Err(ShapeError::new(op, "count", "at least one", 0));
+    }
+    ShapeError::check_len(op, "tokens", counts.iter().sum(), tokens.len())?;
+    let mut rest = tokens;
+    Ok(counts.iter().map(move |&count| {
+        let (these, others) = rest.split_at(count);
+        rest = others;
+        these
+    }))
 }
 
 impl Cached for State {

@@ -83,7 +83,7 @@ fn experts_may_be_packed_in_part() {
 
 #[test]
 fn fused_layers_give_the_bits_of_separate_ones() {
-    let mut fused_sites = 0;
+    let mut fused_inputs = 0;
     for r in references().unwrap_or_default() {
         let source = r.source(RotationMode::Fold, 7);
         let config = source.config().clone();
@@ -96,7 +96,7 @@ fn fused_layers_give_the_bits_of_separate_ones() {
                 if !ids[0].shape(&config).rows.is_multiple_of(TILE_ROWS) {
                     continue;
                 }
-                fused_sites += 1;
+                fused_inputs += 1;
                 let mut whole = Matrix { shape: ids[0].shape(&config), data: Vec::new() };
                 whole.shape.rows = 0;
                 let mut members = Vec::new();
@@ -128,7 +128,7 @@ fn fused_layers_give_the_bits_of_separate_ones() {
             );
         }
     }
-    assert!(fused_sites > 10, "{fused_sites}");
+    assert!(fused_inputs > 10, "{fused_inputs}");
 }
 
 #[test]

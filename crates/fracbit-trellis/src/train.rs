@@ -326,9 +326,9 @@ fn ramped(table: &[f32], counts: &[u32], tied: usize) -> Vec<f32> {
     table.iter().enumerate().map(entry).collect()
 }
 
-/// The table with [`TwoLevel`] that is nearest to `table`, entries counting by `counts`: one
-/// layer's entry after another goes to the weighted mean of what the other layer leaves of its
-/// entries. None is negative; with a `limit` all are integers up to there.
+/// The [`TwoLevel`] table nearest to `table`, entries counting by `counts`: one level's entry after
+/// another goes to the weighted mean of what the other level leaves of its entries. None is
+/// negative; with a `limit` all are integers up to there.
 fn layered(table: &[f32], counts: &[u32], limit: Option<f32>) -> Vec<f32> {
     const ROUNDS: usize = 100;
     let (each, free) = (table.len() / 16, TwoLevel::free(table.len()));

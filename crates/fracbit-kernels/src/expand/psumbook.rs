@@ -281,6 +281,11 @@ impl Psumbook {
         }
     }
 
+    /// Whether it has enough rows for a Psumbook of its own.
+    fn builds(&self) -> bool {
+        self.shape().rows >= self.microkernel.least_rows
+    }
+
     /// Builds the Psumbook of the activations unless it is there.
     fn build(&self, x: &mut Activations, lanes: usize, team: &Team<'_>) {
         if x.psums.iter().any(|psums| psums.is_of(self, lanes)) {
@@ -316,11 +321,9 @@ impl Psumbook {
         x.psums.push(psums);
     }
 
-    /// Some strips, at most `MOST`, and the tokens of a call, `lanes` of them side by side.
-    fn read<const MOST: usize>(&self, call: &Call<'_>, lanes: usize, strips: Range<usize>, out: &mut [f32]) {
-        let (part, x) = (self.part(), call.x);
-        let psums = x.psums.iter().find(|psums| psums.is_of(self, lanes));
-        let psums = &*psums.expect("prepared for these tokens").sums;
+    /// Some strips, at most `MOST`, and the tokens of a call, by the Psumbook of these.
+    fn read<const MOST: usize>(&self, call: &Call<'_>, of: &Psums, strips: Range<usize>, out: &mut [f32]) {
+        let (part, x, lanes) = (self.part(), call.x, of.lanes);
         let (tile_bytes, psums_of_tile) = (part.segment.tile_bytes, self.centroids.psums() * lanes);
         let at_once = (self.tile.sums / psums_of_tile).max(1);
         let mut sums = [[0; TILE_ROWS * PSUM_TOKENS]; MOST];
@@ -328,7 +331,7 @@ impl Psumbook {
         let mut inner = [[0f32; TILE_ROWS * PSUM_TOKENS]; MOST];
         for first in call.tokens.clone().step_by(lanes) {
             let tokens = first..call.tokens.end.min(first + lanes);
-            let psums = &psums[first / lanes * x.tiles() * psums_of_tile..];
+            let psums = &of.sums[first / lanes * x.tiles() * psums_of_tile..];
             for (index, block) in part.blocks.iter().enumerate() {
                 let end = block.start + block.tiles;
                 sums.iter_mut().for_each(|sums| sums[..TILE_ROWS * lanes].fill(0));
@@ -404,7 +407,7 @@ impl LinearKernel for Psumbook {
     }
 
     fn reads_psumbook(&self, tokens: usize) -> bool {
-        tokens <= self.microkernel.most_tokens && self.shape().rows >= self.microkernel.least_rows
+        tokens <= self.microkernel.most_tokens && self.builds()
     }
 
     fn bytes(&self) -> usize {
@@ -437,22 +440,22 @@ impl LinearKernel for Psumbook {
 
     fn prepare(&self, input: &Input<'_>, to: &mut Prepared<'_>, team: &Team<'_>) {
         self.expand.prepare(input, to, team);
-        let enough = self.shape().rows >= self.microkernel.least_rows;
-        if let Some(lanes) = self.lanes(input.together, to.0.batch()).filter(|_| enough) {
+        let lanes = self.lanes(input.together, to.0.batch());
+        if let Some(lanes) = lanes.filter(|_| self.builds()) {
             self.build(to.0, lanes, team);
         }
     }
 
     fn rows(&self, call: &Call<'_>, out: &mut [f32]) {
         let lanes = self.lanes(call.together, call.x.batch());
-        let Some(lanes) = lanes.filter(|&lanes| call.x.psums.iter().any(|psums| psums.is_of(self, lanes)))
+        let Some(psums) = lanes.and_then(|lanes| call.x.psums.iter().find(|psums| psums.is_of(self, lanes)))
         else {
             return self.expand.rows(call, out);
         };
         let most = self.tile.strips.clamp(1, STRIPS);
         let read = if most > FEW_STRIPS { Self::read::<STRIPS> } else { Self::read::<FEW_STRIPS> };
         for first in call.strips.clone().step_by(most) {
-            read(self, call, lanes, first..call.strips.end.min(first + most), out);
+            read(self, call, psums, first..call.strips.end.min(first + most), out);
         }
     }
 }
