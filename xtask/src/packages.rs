@@ -10,7 +10,7 @@ use std::{
 };
 
 /// Categories of crates.io that suit; it knows no others of these names.
-const CATEGORIES: [&str; 13] = [
+const CATEGORIES: [&str; 14] = [
     "algorithms",
     "command-line-utilities",
     "compression",
@@ -23,6 +23,7 @@ const CATEGORIES: [&str; 13] = [
     "parser-implementations",
     "science",
     "text-processing",
+    "visualization",
     "web-programming::http-server",
 ];
 

@@ -12,8 +12,9 @@ const MAX_LINES: usize = 800;
 
 /// Layers of the crates: dependencies point to the same layer or down, and backends never see each
 /// other.
-const LAYERS: [(&str, u8); 25] = [
+const LAYERS: [(&str, u8); 26] = [
     ("fracbit-base", 0),
+    ("fracbit-chart", 0),
     ("fracbit-format", 0),
     ("fracbit-codebook", 1),
     ("fracbit-trellis", 1),

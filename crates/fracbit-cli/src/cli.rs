@@ -108,7 +108,7 @@ mod tests {
     }
 
     /// Command lines that must parse.
-    const GOOD: [&str; 72] = [
+    const GOOD: [&str; 73] = [
         "doctor --json --threads 1",
         "man -o D",
         "serve M --log-requests --allow-host host.docker.internal --allow-origin https://chat.example --allow-origin http://localhost:3000",
@@ -173,6 +173,7 @@ mod tests {
         "bench limits --bytes 64MiB --threads 1,2 --rounds 3 --json",
         "bench kernels --scheme tcq-2 --shape 512x512 --batch 1,2,4,8 --threads 1",
         "bench encode --scheme tcq-2 --effort fast,exact --weights 4096 --threads 1,2 --rounds 3 --json",
+        "explore --scheme aq-* --scheme vq-* --budget 2..2.5 --shape 512x512 --batch 2 --svg s.svg --force --json",
         "bench psumbook --scheme aq-m4v8b4 --batch 1,4 --threads 1 --tiles --json",
         "bench model M --prompt 128,512 --generate 8 --context 64",
         "bench model --shape llama-3.2-1b --bits 2 --vocab 32000 --layers 2 --threads 1,2",
@@ -184,7 +185,7 @@ mod tests {
     ];
 
     /// Command lines that must be refused, with a word of the reason.
-    const BAD: [(&str, &str); 57] = [
+    const BAD: [(&str, &str); 58] = [
         ("serve M --allow-origin *", "https://chat.example"),
         ("", "Usage"),
         ("quantise M", "quantise"),
@@ -197,6 +198,7 @@ mod tests {
         ("plan M --bits 3 --pin layers.0", "LAYERS=SCHEME"),
         ("plan M --bits 3 --batch 9 --profile m", "at most 8"),
         ("plan M --bits 3 --plan p", "cannot be used with"),
+        ("explore --force", "--svg"),
         ("profile", "--shape"),
         ("profile M", "--out"),
         ("quantize M -o O --bits 3 --scheme tcq-3", "cannot be used with"),

@@ -10,11 +10,9 @@ use crate::{
 };
 use fracbit::{
     Calibration, Forecast, MachineProfile, Objective, Opened, Plan, PlanError, PlanOptions, Progress,
-    Protocol, Sensitivities, Speed, Target, bands,
+    Protocol, Sensitivities, Speed, Target, bands, compress,
     memory::MemoryBudget,
     plan::{Inventory, OperatingPoint},
-    sensitivity::{self, Text},
-    smoothing,
 };
 use fracbit_base::{Bytes, Shape};
 use fracbit_model::{RotationMode, WeightSource};
@@ -75,25 +73,7 @@ impl Source {
         calibration: Option<&Calibration>,
         context: &Context,
     ) -> Result<WeightSource, Failure> {
-        options.smoothing &= fixed != Some(RotationMode::None);
-        if let (Some(rotation), false) = (fixed, options.smoothing) {
-            options.rotation = rotation;
-            return Ok(self.opened.source(rotation, options.seed)?);
-        }
-        let progress = &context.progress;
-        let choice = smoothing::choose_for(
-            &self.opened,
-            fixed,
-            options.smoothing,
-            options.seed,
-            calibration,
-            progress,
-        )?;
-        progress.finish();
-        let smoothed = if options.smoothing { ", smoothed" } else { "" };
-        progress.note(&format!("rotation: {}{smoothed}: {}", choice.rotation, choice.noise));
-        options.rotation = choice.rotation;
-        Ok(self.opened.source(choice.rotation, options.seed)?.smoothed(choice.smoothing))
+        Ok(compress::weights(&self.opened, fixed, options, calibration, &context.progress)?)
     }
 
     /// Sensitivities as asked for; says on standard error where they come from.
@@ -105,7 +85,7 @@ impl Source {
         aids: &Aids<'_>,
         context: &Context,
     ) -> Result<Sensitivities, Failure> {
-        let (rotation, seed) = (weights.rotations().mode(), weights.rotations().seed());
+        let rotation = weights.rotations().mode();
         match &losses.source {
             SensitivitySource::Prior => {
                 context
@@ -124,30 +104,8 @@ impl Source {
                 Ok(found)
             }
             SensitivitySource::Quick => {
-                let protocol = quick(seed);
-                let bos = self.opened.config.bos_token_id;
-                let text = aids.calibration.map(|c| Text::of(c, protocol.tokens, bos)).transpose()?;
-                let tokens = text.as_ref().map_or(protocol.tokens, |text| text.sequences.tokens());
-                context.progress.note(&format!(
-                    "sensitivities: quick measurement on {tokens} tokens (--sensitivity FILE takes a full one)"
-                ));
-                let kept = aids.kept;
-                // What an interrupted run measured; a file that is no such document is measured
-                // anew.
-                let done = kept.and_then(|path| Sensitivities::read(path).ok());
-                Ok(sensitivity::measure_on(
-                    weights,
-                    self.hash(),
-                    protocol,
-                    text.as_ref(),
-                    done,
-                    &context.progress,
-                    &mut |so_far| {
-                        // Only time is lost where this fails.
-                        let _ = kept.map(|path| so_far.save(path));
-                        Ok(())
-                    },
-                )?)
+                let (calibration, progress) = (aids.calibration, &context.progress);
+                Ok(compress::sensitivities(weights, self.hash(), calibration, aids.kept, progress)?)
             }
         }
     }
@@ -370,12 +328,8 @@ pub(crate) fn make(
         Some(learned) => learned.clone(),
         None => source.sensitivities(&inventory, losses, weights, aids, context)?,
     };
-    // Actual losses were measured with the calibration that they are meant for.
-    let settled =
-        matches!(options.target, Target::Uniform(_)) || sensitivities.objective() == Objective::Actual;
-    if let (Some(calibration), false) = (aids.calibration, settled) {
-        sensitivities = calibration.sensitivities(&sensitivities, weights, &context.progress)?;
-    }
+    let (calibration, progress) = (aids.calibration, &context.progress);
+    sensitivities = compress::with_feedback(sensitivities, options, calibration, weights, progress)?;
     let plan = match aids.memory {
         None => solve(&inventory, &sensitivities, options)?,
         Some(budget) => divided(source, &inventory, &sensitivities, options, weights, budget, context)?,

@@ -9,6 +9,7 @@ use common::{
     BAD_INPUT, DONE, FAILED, OUT_OF_REACH, Ran, USAGE, command, copy, demo, finish, fracbit, keys, names,
     stories, text,
 };
+use fracbit::{CompressOptions, Effort, Quiet, Rounders, Target};
 use serde_json::Value;
 use std::{
     fs,
@@ -768,4 +769,23 @@ fn a_machine_is_measured_and_plans_keep_to_it() {
     edit(&|p| p["layers"][12]["shceme"] = "nuq-8".into()).failed(BAD_INPUT, &["unknown field `shceme`"]);
     fracbit(&["bench", "targets", "--shape", "tiny", "--profile", &machine, "--threads", "1"])
         .failed(BAD_INPUT, &["measure this one"]);
+}
+
+#[test]
+fn the_library_writes_what_the_command_writes() {
+    let (demo, place) = (demo(), tempfile::tempdir().expect("a temporary directory"));
+    let [by_command, by_library] = ["command", "library"].map(|name| place.path().join(name));
+    let args = ["quantize", text(&demo), "-o", text(&by_command), "--bits", "3", "--tokens", "1024"];
+    fracbit(&[&args[..], &["--effort", "fast"]].concat()).done();
+    let options = CompressOptions {
+        tokens: 1024,
+        rounders: Rounders::new(Effort::Fast),
+        ..CompressOptions::new(Target::Bits(3.0))
+    };
+    fracbit::compress(&demo, &by_library, &options, &Quiet).expect("the library works");
+    assert_eq!(names(&by_command), names(&by_library));
+    let read = |dir: &Path, name: &str| fs::read(dir.join(name)).expect("it was written");
+    for name in ["model.safetensors", "config.json", "tokenizer.json"] {
+        assert!(read(&by_command, name) == read(&by_library, name), "{name}");
+    }
 }

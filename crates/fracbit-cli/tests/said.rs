@@ -171,13 +171,14 @@ fn the_oldest_turns_make_room() {
 }
 
 /// Commands that write, each with `OUT` for what it writes, on the models of [`outputs`].
-const WRITERS: [&str; 11] = [
+const WRITERS: [&str; 12] = [
     "quantize MODEL -o OUT --scheme nuq-3 --data-free",
     "calibrate MODEL --text TEXT -o OUT",
     "tune SMALL --baseline MODEL --text TEXT -o OUT",
     "synth --shape tiny -o OUT",
     "plan MODEL --bits 3 --sensitivity prior --save OUT",
     "plan MODEL --bits 3 --sensitivity prior --html OUT",
+    "explore --scheme nuq-* --budget 2..4 --shape 256x256 --bytes 1MiB --rounds 1 --svg OUT",
     "profile --shape tiny -o OUT",
     "sensitivity MODEL -o OUT",
     "schedule fit NESTED --prompts TEXT -o OUT",
@@ -239,8 +240,13 @@ fn outputs_are_looked_at_first() {
         refused(&here.path().join("out"), &["another run writes it now", "out.partial-other"]);
         // It was killed.
         drop(other);
-        if writer.starts_with("synth") || writer.starts_with("plan") {
-            run(writer, &here.path().join("out")).done();
+        if ["synth", "plan", "explore"].iter().any(|quick| writer.starts_with(quick)) {
+            let out = here.path().join("out");
+            run(writer, &out).done();
+            if writer.contains("--svg") {
+                let svg = fs::read_to_string(&out).expect("it was written");
+                assert!(svg.starts_with("<svg") && svg.contains(">nuq-3</text>"), "{svg}");
+            }
         }
     }
 }

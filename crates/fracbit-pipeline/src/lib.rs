@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod calibrate;
+pub mod compress;
 pub mod deal;
 mod device;
 mod groups;
@@ -17,6 +18,7 @@ pub mod synth;
 pub mod tune;
 
 pub use calibrate::{CalibrateOptions, Calibration, calibrate};
+pub use compress::{CalibrationText, CompressOptions, compress};
 pub use deal::{Dealt, Job, Part, Worker};
 pub use device::rounders_on;
 pub use learn::{LearnOptions, Learned, learn};

@@ -75,7 +75,7 @@ pub struct PlanOptions {
 
 impl PlanOptions {
     /// The defaults for a target: trellis palette, head quantized, folded rotation without
-    /// smoothing. Which rotation suits a model `fracbit::Opened::choose` says; real
+    /// smoothing. Which rotation suits a model `fracbit_pipeline::compress::weights` says; real
     /// ones hardly ever fold well.
     #[must_use]
     pub fn new(target: Target) -> Self {

@@ -14,9 +14,9 @@ use fracbit::{
     evaluate, plan, quantize, sensitivity,
 };
 use fracbit_base::{Code, Palette, Scheme};
+use fracbit_chart::{Axis, Chart, Point, Scale, Series};
 use fracbit_model::RotationMode;
 use page::replace_section;
-use plotters::{prelude::*, style::Palette as _};
 use std::{fmt::Write as _, fs, path::Path};
 
 type Any<T> = Result<T, Box<dyn std::error::Error>>;
@@ -32,7 +32,7 @@ fn main() -> Any<()> {
         let weights = if only == "draft" { 1 << 16 } else { 1 << 20 };
         // Those with a scale for every few weights have a table of their own, which counts the
         // scales. Nested ones have one, too: several rates in one row.
-        let plain = |scheme: &Scheme| scheme.group().is_none() && scheme.planes() == 1;
+        let plain = |scheme: &Scheme| scheme.group().is_none() && !scheme.to_string().starts_with("nest-");
         let schemes: Vec<_> = Scheme::all().filter(plain).collect();
         let rows = distortion::measure(&schemes, weights, 1, &Quiet)?;
         write_errors(&rows)?;
@@ -88,12 +88,17 @@ fn distortion_plot(rows: &[Distortion]) -> Any<()> {
             None => series.push((name, vec![point])),
         }
     }
+    let (single, lines): (Vec<_>, _) = series.into_iter().partition(|(_, points)| points.len() == 1);
+    let single = single.into_iter().flat_map(|(name, points)| {
+        points.into_iter().map(move |at| Point { labelled: true, ..Point::from(at).titled(name.clone()) })
+    });
     chart(
         "docs/distortion.svg",
         "Bits above the rate-distortion bound",
         ("bits per weight", "excess bits"),
-        &series,
-        false,
+        &lines,
+        Some(Series::dots("of one rate", single.collect())),
+        Scale::Linear,
     )
 }
 
@@ -218,44 +223,31 @@ fn model() -> Any<()> {
         "Demo model: divergence from the original",
         ("bits per weight", "KL, nats per token"),
         &curves,
-        true,
+        None,
+        Scale::Logarithmic,
     )
 }
 
-/// One line with points per series; the vertical axis is logarithmic on demand.
+/// One line with points per series, and points alone.
 fn chart(
     path: &str,
     title: &str,
     axes: (&str, &str),
     series: &[(String, Vec<(f64, f64)>)],
-    log: bool,
+    dots: Option<Series<'_>>,
+    scale: Scale,
 ) -> Any<()> {
-    let points = || series.iter().flat_map(|(_, points)| points);
-    let value = |y: f64| if log { y.max(1e-9).log10() } else { y };
-    let x_range = points().fold((f64::MAX, f64::MIN), |(lo, hi), p| (lo.min(p.0), hi.max(p.0)));
-    let y_range = points().fold((f64::MAX, f64::MIN), |(lo, hi), p| (lo.min(value(p.1)), hi.max(value(p.1))));
-    let pad = 0.05 * (y_range.1 - y_range.0);
-    let area = SVGBackend::new(path, (860, 480)).into_drawing_area();
-    area.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&area)
-        .caption(title, ("sans-serif", 20))
-        .margin(12)
-        .x_label_area_size(40)
-        .y_label_area_size(64)
-        .build_cartesian_2d(x_range.0 - 0.1..x_range.1 + 0.1, y_range.0 - pad..y_range.1 + pad)?;
-    let label = |y: &f64| if log { format!("{:.4}", 10f64.powf(*y)) } else { format!("{y:.2}") };
-    chart.configure_mesh().x_desc(axes.0).y_desc(axes.1).y_label_formatter(&label).draw()?;
-    for (index, (name, points)) in series.iter().enumerate() {
-        let color = Palette99::pick(index).to_rgba();
-        let line: Vec<(f64, f64)> = points.iter().map(|&(x, y)| (x, value(y))).collect();
-        chart
-            .draw_series(LineSeries::new(line.clone(), color.stroke_width(2)))?
-            .label(name.clone())
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
-        chart.draw_series(line.into_iter().map(|p| Circle::new(p, 3, color.filled())))?;
-    }
-    chart.configure_series_labels().background_style(WHITE.mix(0.85)).border_style(BLACK.mix(0.4)).draw()?;
-    area.present()?;
+    let lines = series
+        .iter()
+        .map(|(name, points)| Series::line(name, points.iter().copied().map(Point::from).collect()));
+    let chart = Chart {
+        title,
+        x: Axis { label: axes.0, scale: Scale::Linear },
+        y: Axis { label: axes.1, scale },
+        series: lines.chain(dots).collect(),
+        limit: None,
+    };
+    fs::write(path, chart.file())?;
     println!("{path} written");
     Ok(())
 }

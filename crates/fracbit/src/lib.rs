@@ -11,10 +11,10 @@ pub use fracbit_load::{
     directory, evaluate, inspect, kernels, microkernels,
 };
 pub use fracbit_pipeline::{
-    CalibrateOptions, Calibration, Dealt, Job, LayerReport, LearnOptions, Learned, MemoryEstimate, Part,
-    Protocol, QuantizeOptions, QuantizeReport, SynthOptions, TuneOptions, TuneReport, Worker, beside_tensors,
-    calibrate, deal, learn, losses, memory, pace, quantize, quantize_in, rounders_on, sensitivity, smoothing,
-    synth, synthesize, tune,
+    CalibrateOptions, Calibration, CalibrationText, CompressOptions, Dealt, Job, LayerReport, LearnOptions,
+    Learned, MemoryEstimate, Part, Protocol, QuantizeOptions, QuantizeReport, SynthOptions, TuneOptions,
+    TuneReport, Worker, beside_tensors, calibrate, compress, deal, learn, losses, memory, pace, quantize,
+    quantize_in, rounders_on, sensitivity, smoothing, synth, synthesize, tune,
 };
 pub use fracbit_plan::{
     Error as PlanError, Exclude, Explanation, Forecast, Inventory, MachineProfile, Objective, Pin, Plan,

@@ -4,13 +4,15 @@ use crate::{
     args,
     context::Context,
     failure::{Exit, Failure},
+    files,
     table::Table,
 };
 use clap::Args;
-use fracbit::{overrides::Pattern, storage::Storage};
+use fracbit::{Progress as _, overrides::Pattern, storage::Storage};
 use fracbit_base::{Bytes, Scheme, Shape};
 use fracbit_bench::{ExploreOptions, Explored, explore};
-use std::{io::Write, ops::RangeInclusive};
+use fracbit_chart::{Axis, Chart, Point, Scale, Series};
+use std::{collections::BTreeMap, io::Write, ops::RangeInclusive, path::PathBuf};
 
 const AFTER: &str = "\
 Bits are those of codes, scales and a codebook of the matrix's own. Schemes on the frontier are marked: no other one \
@@ -21,7 +23,8 @@ With --json a list is printed, each entry with scheme, bits, error, us, table_by
 
 Examples:
   fracbit explore --budget 2.0..2.5
-  fracbit explore --scheme 'aq-*' --scheme 'tcq-*' --budget 2..3 --shape 4096x4096 --batch 4";
+  fracbit explore --scheme 'aq-*' --scheme 'tcq-*' --budget 2..3 --shape 4096x4096 --batch 4
+  fracbit explore --budget 2..4 --svg schemes.svg";
 
 /// Compare schemes for matrices of one shape: bits, error and time.
 ///
@@ -48,6 +51,12 @@ pub(crate) struct ExploreArgs {
     /// Measurements of each scheme.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = args::count)]
     rounds: usize,
+    /// Draw errors over times to an SVG file, with the frontier marked.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Replace the file of --svg.
+    #[arg(long, requires = "svg")]
+    force: bool,
     /// Print a JSON list.
     #[arg(long)]
     json: bool,
@@ -84,6 +93,7 @@ fn schemes(patterns: &[String]) -> Result<Vec<Scheme>, Failure> {
 }
 
 pub(crate) fn run(args: &ExploreArgs, context: &mut Context) -> Result<(), Failure> {
+    let _claim = args.svg.as_ref().map(|path| files::claim(path, args.force)).transpose()?;
     let options = ExploreOptions {
         schemes: schemes(&args.scheme)?,
         budget: args.budget.clone(),
@@ -95,11 +105,57 @@ pub(crate) fn run(args: &ExploreArgs, context: &mut Context) -> Result<(), Failu
     };
     let rows = explore(&options, &fracbit::kernels()?, &context.progress)?;
     context.progress.finish();
+    if let Some(path) = &args.svg {
+        fracbit_io::write_atomic(path, drawn(&rows, args).as_bytes())
+            .map_err(|e| Failure::writing(path, e))?;
+        context.progress.note(&format!("wrote {}", path.display()));
+    }
     if args.json {
         return context.out.json(&rows);
     }
     write!(context.out, "{}", shown(&rows))?;
     Ok(())
+}
+
+/// Errors over times, a colour for each kind of scheme.
+fn drawn(rows: &[Explored], args: &ExploreArgs) -> String {
+    let point = |row: &Explored| Point {
+        labelled: row.frontier,
+        ..Point::from((row.us, row.error)).titled(format!(
+            "{}, {:.3} bits, error {:.5}, {:.1} us, table of {}",
+            row.scheme,
+            row.bits,
+            row.error,
+            row.us,
+            Bytes(row.table_bytes)
+        ))
+    };
+    let mut kinds: BTreeMap<&str, Vec<Point>> = BTreeMap::new();
+    for row in rows {
+        let kind = row.scheme.rsplit_once('-').map_or(row.scheme.as_str(), |(kind, _)| kind);
+        kinds.entry(kind).or_default().push(point(row));
+    }
+    // Below the others, which carry the labels.
+    let frontier = rows.iter().filter(|row| row.frontier).map(|row| (row.us, row.error).into()).collect();
+    let mut series =
+        vec![Series { color: Some("var(--line)"), radius: 9.0, ..Series::dots("frontier", frontier) }];
+    series.extend(kinds.into_iter().map(|(kind, points)| Series::dots(kind, points)));
+    let tokens = if args.batch == 1 { "one token".to_owned() } else { format!("{} tokens", args.batch) };
+    let title = format!(
+        "{}, {tokens}, {} to {} bits, {} threads",
+        args.shape,
+        args.budget.start(),
+        args.budget.end(),
+        rayon::current_num_threads()
+    );
+    let chart = Chart {
+        title: &title,
+        x: Axis { label: "microseconds of a product", scale: Scale::Logarithmic },
+        y: Axis { label: "error on Gaussian weights", scale: Scale::Logarithmic },
+        series,
+        limit: None,
+    };
+    chart.file()
 }
 
 fn shown(rows: &[Explored]) -> Table {

@@ -11,8 +11,8 @@ use crate::{
 };
 use clap::Args;
 use fracbit::{
-    Calibration, Dealt, Effort, Forecast, LearnOptions, MemoryEstimate, Plan, PlanOptions, Progress,
-    QuantizeOptions, Rounders, Target, calibrate, learn,
+    Calibration, CalibrationText, Dealt, Effort, Forecast, LearnOptions, MemoryEstimate, Plan, PlanOptions,
+    Progress, QuantizeOptions, Rounders, Target, calibrate, learn,
     pace::{About, Pace, Work},
     plan::Inventory,
     smoothing, tune,
@@ -148,26 +148,6 @@ pub(crate) struct LearnArgs {
     how: TextArgs,
 }
 
-/// The text to calibrate on.
-enum LearnText {
-    /// Of a file.
-    File(String, PathBuf),
-    /// The built-in one.
-    General,
-    /// The model writes it.
-    Written,
-}
-
-impl LearnText {
-    fn named(&self) -> Option<(&str, &Path)> {
-        match self {
-            Self::File(text, path) => Some((text, path)),
-            Self::General => Some((calibrate::GENERAL, Path::new("the built-in text"))),
-            Self::Written => None,
-        }
-    }
-}
-
 impl LearnArgs {
     /// The file that is read, if one is.
     fn file(&self) -> Option<&PathBuf> {
@@ -175,17 +155,19 @@ impl LearnArgs {
     }
 
     /// Reads the text, if one is to be calibrated on.
-    fn text(&self, source: &Source) -> Result<Option<LearnText>, Failure> {
+    fn text(&self, source: &Source) -> Result<Option<CalibrationText>, Failure> {
         let how = self.how.recorded();
         if !how.is_empty() && self.file().is_none() {
             let rule = format!("{} is about a text of yours: --text FILE is missing", how.trim());
             return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)));
         }
         Ok(match self.file() {
-            Some(path) => Some(LearnText::File(files::read_text(path)?, path.clone())),
+            Some(path) => Some(CalibrationText::Given(files::read_text(path)?, path.clone())),
             None if self.data_free => None,
-            None if self.learn.is_some() || source.opened.tokenizer().is_err() => Some(LearnText::Written),
-            None => Some(LearnText::General),
+            None if self.learn.is_some() || source.opened.tokenizer().is_err() => {
+                Some(CalibrationText::Written)
+            }
+            None => Some(CalibrationText::General),
         })
     }
 
@@ -263,7 +245,7 @@ impl QuantizeArgs {
         &self,
         recipe: &Recipe,
         source: &Source,
-        (text, tokens): (&LearnText, usize),
+        (text, tokens): (&CalibrationText, usize),
         scratch: &Path,
         rounders: &Rounders,
         context: &Context,
@@ -296,7 +278,7 @@ impl QuantizeArgs {
         &self,
         recipe: &Recipe,
         source: &Source,
-        text: Option<&LearnText>,
+        text: Option<&CalibrationText>,
         rounders: &Rounders,
         context: &Context,
     ) -> Result<Work, Failure> {
@@ -627,13 +609,13 @@ fn begin(
     args: &QuantizeArgs,
     source: &Source,
     calibration: Option<&Calibration>,
-    text: Option<&LearnText>,
+    text: Option<&CalibrationText>,
     context: &Context,
 ) -> Result<Option<OutputDir>, Failure> {
     let key = json!({
         "version": env!("CARGO_PKG_VERSION"), "command": args.recorded(|path| path.display().to_string()), "source": source.hash(),
         "calibration": calibration.map(Calibration::digest),
-        "text": text.and_then(LearnText::named).map(|(text, path)| calibrate::text_origin(text, path)),
+        "text": text.and_then(CalibrationText::named).map(|(text, path)| calibrate::text_origin(text, path)),
     });
     files::begin(out, args.overwrite(), &key.to_string(), args.resume, context)
 }

@@ -5,7 +5,6 @@
 //! times would cost beside those of single schemes, the analysis of [`fracbit::explain()`], the
 //! forecast, the machine and where everything comes from.
 
-mod chart;
 mod page;
 
 use fracbit::{

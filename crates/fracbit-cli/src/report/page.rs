@@ -1,14 +1,12 @@
 //! The page.
 
-use super::{
-    Point, Report,
-    chart::{Chart, Curve},
-};
+use super::{Point, Report};
 use fracbit::{
     explain::Gain,
     plan::{PlannedLayer, Storage},
 };
 use fracbit_base::{Bytes, Shape};
+use fracbit_chart::{Axis, Chart, Scale, Series};
 use fracbit_model::{LayerLinear, LinearId};
 use std::fmt::Write as _;
 
@@ -28,15 +26,14 @@ td{min-width:8.5rem}th{color:var(--soft);vertical-align:top;overflow-wrap:normal
 z-index:1;border-radius:.5rem;background:var(--ink);color:var(--paper);font-size:.95rem;text-align:left}\
 .map td.fused{outline:2px solid var(--ink);outline-offset:-2px}\
 .map small{position:absolute;right:.15rem;top:0;font-size:.6rem}\
-svg{width:100%;max-width:46rem;height:auto;font:12px system-ui,sans-serif;background:var(--panel);border-radius:.5rem}svg text{fill:var(--soft)}svg .axis{fill:var(--ink)}\
-.grid{stroke:var(--line);fill:none}.limit{stroke:var(--ink);stroke-dasharray:4 4}polyline{fill:none;stroke-width:2.5}.best{stroke:var(--good)}.apart{stroke:var(--bad)}\
-.uniform{fill:var(--soft)}.chosen{fill:var(--mark);stroke:var(--paper);stroke-width:2}.key i{display:inline-block;width:1.4em;height:.5em;border-radius:.2em;margin-right:.4em}\
+svg{width:100%;max-width:46rem;height:auto;font:12px system-ui,sans-serif;border-radius:.5rem}.key i{display:inline-block;width:1.4em;height:.5em;border-radius:.2em;margin-right:.4em}\
 .key span{margin-right:1.2rem;white-space:nowrap}@media(max-width:40rem){svg{font-size:20px}}";
 
 pub(super) fn html(report: &Report) -> String {
     let mut page = format!(
         "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
-         <title>fracbit plan: {title}</title><style>{STYLE}</style></head><body><main><h1>{title}</h1>\n",
+         <title>fracbit plan: {title}</title><style>{STYLE}{}</style></head><body><main><h1>{title}</h1>\n",
+        fracbit_chart::STYLE,
         title = escaped(&report.model)
     );
     cards(report, &mut page);
@@ -183,51 +180,47 @@ fn curves(report: &Report, page: &mut String) {
     #[expect(clippy::cast_precision_loss, reason = "bytes on an axis")]
     let size = |p: &Point| (p.bytes as f64 / 1e6, p.loss);
     let time = |p: &Point| p.step_us.map(|us| (us / 1000.0, p.loss));
-    let dot = |place: &dyn Fn(&Point) -> Option<(f64, f64)>| {
-        let one = |u: &super::Uniform| Some((u.scheme.to_string(), place(&u.at)?));
-        report.uniform.iter().filter_map(one).collect::<Vec<_>>()
+    let dots = |place: &dyn Fn(&Point) -> Option<(f64, f64)>| {
+        let one = |u: &super::Uniform| Some(drawn(place(&u.at)?).titled(u.scheme.to_string()));
+        let points = report.uniform.iter().filter_map(one).collect();
+        Series { color: Some("var(--soft)"), ..Series::dots("one scheme everywhere", points) }
     };
+    let line = |name, color, points| Series { color: Some(color), radius: 0.0, ..Series::line(name, points) };
+    let chosen =
+        |at| Series { color: Some("var(--mark)"), radius: 6.0, ..Series::dots("this plan", vec![drawn(at)]) };
+    let loss = Axis { label: "", scale: Scale::Logarithmic };
     let here = Point::of(&report.plan);
+    let best = report.sizes.iter().map(|p| drawn(size(p))).collect();
     let by_size = Chart {
-        x_label: "MB of tensors",
-        curves: vec![Curve {
-            name: "best plans",
-            class: "best",
-            points: report.sizes.iter().map(size).collect(),
-        }],
-        dots: dot(&|p| Some(size(p))),
-        chosen: size(&here),
+        title: "loss over MB of tensors",
+        x: Axis { label: "MB of tensors", scale: Scale::Logarithmic },
+        y: loss,
+        series: vec![dots(&|p| Some(size(p))), line("best plans", "var(--good)", best), chosen(size(&here))],
         limit: None,
-        show: number,
     };
-    *page += &by_size.svg();
-    if let Some(chosen) = time(&here) {
+    *page += &by_size.figure();
+    if let Some(at) = time(&here) {
+        let timed = |points: &[Point]| points.iter().filter_map(time).map(drawn).collect();
         let by_time = Chart {
-            x_label: "ms per decode step",
-            curves: vec![
-                Curve {
-                    name: "without fusion",
-                    class: "apart",
-                    points: report.times_unfused.iter().filter_map(time).collect(),
-                },
-                Curve {
-                    name: "best plans",
-                    class: "best",
-                    points: report.times.iter().filter_map(time).collect(),
-                },
+            title: "loss over ms per decode step",
+            x: Axis { label: "ms per decode step", scale: Scale::Logarithmic },
+            y: loss,
+            series: vec![
+                dots(&time),
+                line("without fusion", "var(--bad)", timed(&report.times_unfused)),
+                line("best plans", "var(--good)", timed(&report.times)),
+                chosen(at),
             ],
-            dots: dot(&time),
-            chosen,
             limit: report.plan.speed.as_ref().and_then(|s| s.limit_us).map(|us| us / 1000.0),
-            show: number,
         };
-        *page += &by_time.svg();
+        *page += &by_time.figure();
     }
     *page += "</div><p class=\"soft\">Vertical: predicted loss, nats per token.</p>\n";
 }
 
-fn number(value: f64) -> String {
-    if value >= 10.0 { format!("{value:.0}") } else { format!("{}", (value * 1000.0).round() / 1000.0) }
+/// A point of a chart.
+fn drawn(at: (f64, f64)) -> fracbit_chart::Point {
+    at.into()
 }
 
 fn rows(page: &mut String, rows: &[(&str, String)]) {
