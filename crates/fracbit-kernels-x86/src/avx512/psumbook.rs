@@ -22,8 +22,8 @@ const STRIPS: usize = 4;
 const GROUPS: usize = 4;
 /// Bytes ahead of its use that a code is asked for.
 const AHEAD: usize = 1024;
-/// Most codes of a row whose bytes are summed in 16 bits.
-const MOST: usize = 257;
+/// Codes of a row whose bytes' sums would not be sure to fit 15 bits.
+const MOST: usize = 129;
 
 /// Rows of a matrix for which building a Psumbook pays (`docs/lab/2026-11-speed.md`).
 const LEAST_ROWS: usize = 2048;
@@ -134,7 +134,7 @@ fn groups<const G: usize>(
     let strips: [[&[[u8; TILE_ROWS]]; STRIPS]; G] =
         from_fn(|g| from_fn(|k| codes.strip(first + last.min(g * STRIPS + k))));
     let rows = strips.map(|strips| strips.map(|strip| strip[..tables.len()].as_ptr()));
-    assert!(tables.len() < MOST, "sums of bytes fit 16 bits");
+    assert!(tables.len() < MOST, "sums of bytes fit 15 bits");
     let zero = _mm512_setzero_si512();
     let mut whole = [[zero; 2]; G]; // words: two bytes of low, or high, bytes' sums
     let mut odd = [[zero; 2]; G]; // their high bytes
@@ -170,30 +170,38 @@ fn groups<const G: usize>(
     }
     let codes = i32::try_from(tables.len()).expect("below `MOST`");
     let offset = _mm512_set1_epi32(codes * 128 * 256);
+    // Sums of bytes are below 2^15: see `MOST`.
+    let weighted = _mm512_set1_epi32(256 << 16 | 1);
     for (g, sums) in sums.chunks_mut(STRIPS).enumerate() {
         let even: [__m512i; 2] =
             from_fn(|half| _mm512_sub_epi16(whole[g][half], _mm512_slli_epi16::<8>(odd[g][half])));
-        let odd = odd[g];
-        // Words of rows 0..8, then 8..16, of a strip in each quarter; then four rows at a time.
-        let words = [
-            from_fn::<_, 2, _>(|half| _mm512_unpacklo_epi16(even[half], odd[half])),
-            from_fn(|half| _mm512_unpackhi_epi16(even[half], odd[half])),
-        ];
-        for (eight, [low, high]) in words.into_iter().enumerate() {
-            let fours = [
-                [_mm512_unpacklo_epi16(low, zero), _mm512_unpacklo_epi16(high, zero)],
-                [_mm512_unpackhi_epi16(low, zero), _mm512_unpackhi_epi16(high, zero)],
-            ];
-            for (four, [low, high]) in fours.into_iter().enumerate() {
-                let sum = _mm512_add_epi32(low, _mm512_slli_epi32::<8>(high));
-                let sum = _mm512_sub_epi32(sum, offset);
-                let mut rows = [[0i32; 4]; STRIPS];
-                // SAFETY: 16 numbers.
-                unsafe { _mm512_storeu_si512(rows.as_mut_ptr().cast(), sum) };
-                for (sums, rows) in sums.iter_mut().zip(rows) {
-                    let sums = &mut sums[8 * eight + 4 * four..][..4];
-                    sums.iter_mut().zip(rows).for_each(|(sum, row)| *sum += row);
-                }
+        // Of every other row of a strip in each quarter: of the first eight, then of the last.
+        let [evens, odds] = [even, odd[g]].map(|[low, high]| {
+            [_mm512_unpacklo_epi16(low, high), _mm512_unpackhi_epi16(low, high)]
+                .map(|bytes| _mm512_madd_epi16(bytes, weighted))
+        });
+        // Four rows of a strip in each quarter, then all rows of one.
+        let fours: [__m512i; 4] = from_fn(|i| match i % 2 {
+            0 => _mm512_unpacklo_epi32(evens[i / 2], odds[i / 2]),
+            _ => _mm512_unpackhi_epi32(evens[i / 2], odds[i / 2]),
+        });
+        let pairs = [[0, 1], [2, 3]].map(|[a, b]| {
+            let (a, b) = (fours[a], fours[b]);
+            [_mm512_shuffle_i32x4::<0b0100_0100>(a, b), _mm512_shuffle_i32x4::<0b1110_1110>(a, b)]
+        });
+        let strips: [__m512i; STRIPS] = from_fn(|k| {
+            let (a, b) = (pairs[0][k / 2], pairs[1][k / 2]);
+            match k % 2 {
+                0 => _mm512_shuffle_i32x4::<0b1000_1000>(a, b),
+                _ => _mm512_shuffle_i32x4::<0b1101_1101>(a, b),
+            }
+        });
+        for (sums, strip) in sums.iter_mut().zip(strips) {
+            let sums = sums[..TILE_ROWS].as_mut_ptr().cast::<__m512i>();
+            // SAFETY: 16 numbers of 4 bytes.
+            unsafe {
+                let sum = _mm512_add_epi32(_mm512_loadu_si512(sums), _mm512_sub_epi32(strip, offset));
+                _mm512_storeu_si512(sums, sum);
             }
         }
     }
