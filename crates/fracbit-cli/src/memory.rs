@@ -86,6 +86,11 @@ pub(crate) fn enough(need: Bytes, doing: &str) -> Result<(), Failure> {
     Memory::now().map_or(Ok(()), |memory| memory.holds(need, doing))
 }
 
+/// Refuses a measurement whose buffers have no place.
+pub(crate) fn walked(bytes: Bytes) -> Result<(), Failure> {
+    enough(bytes, "what is walked through").map_err(|e| e.hint("`--bytes` says how much that is"))
+}
+
 /// A line of `/proc/meminfo` or `/proc/self/status`.
 fn kilobytes(info: &str, name: &str) -> Option<u64> {
     info.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix("kB")?.trim().parse().ok())

@@ -97,3 +97,19 @@ fn a_limit_of_the_process_is_a_refusal() {
         .failed(FAILED, &["error: memory: measuring takes about", "`ulimit -v`", "--sensitivity prior"]);
     assert!(!out.exists());
 }
+
+/// Measurements that would walk through more than the machine has say so before they begin.
+#[cfg(target_os = "linux")]
+#[test]
+fn benchmarks_have_a_place() {
+    for line in [
+        "bench limits",
+        "bench kernels",
+        "bench psumbook",
+        "bench model --shape tiny",
+        "explore --scheme nuq-2",
+    ] {
+        let words: Vec<&str> = line.split(' ').chain(["--bytes", "900000GB"]).collect();
+        fracbit(&words).failed(FAILED, &["memory: what is walked through takes about", "--bytes"]);
+    }
+}

@@ -8,6 +8,7 @@ use crate::{
     failure::Failure,
     files,
     gpu::{self, DeviceName},
+    memory,
     table::Table,
 };
 use clap::{
@@ -376,6 +377,9 @@ const CHOICE: [&str; 15] = [
 
 impl KernelArgs {
     fn options(&self) -> Result<KernelOptions, Failure> {
+        // A small run is small in all it does.
+        let limit = Bytes(self.bytes.0.saturating_mul(2));
+        memory::walked(limit)?;
         let schemes = if self.all { Scheme::all().collect() } else { schemes(&self.scheme, &CHOICE)? };
         let default = KernelOptions::new(schemes);
         Ok(KernelOptions {
@@ -383,8 +387,7 @@ impl KernelArgs {
             batch: self.batch.clone(),
             threads: self.common.threads(),
             bytes: self.bytes.0,
-            // A small run is small in all it does.
-            limit_bytes: 2 * self.bytes.0,
+            limit_bytes: limit.0,
             rounds: self.common.rounds.unwrap_or(default.rounds),
             ..default
         })
@@ -444,6 +447,7 @@ pub(super) fn shape(text: &str) -> Result<Shape, String> {
 pub(crate) fn run(args: &BenchArgs, context: &mut Context) -> Result<(), Failure> {
     match &args.what {
         What::Limits(args) => {
+            memory::walked(args.bytes)?;
             let rounds = args.common.rounds.unwrap_or(LimitOptions::default().rounds);
             let options = LimitOptions { bytes: args.bytes.0, threads: args.common.threads(), rounds };
             let rows = bench::limits(&options, &context.progress)?;
@@ -481,6 +485,7 @@ pub(crate) fn run(args: &BenchArgs, context: &mut Context) -> Result<(), Failure
             args.common.print(&rows, kernels_table, context)
         }
         What::Model(args) => {
+            memory::walked(args.bytes)?;
             let rows = models(args, context)?;
             args.common.print(&rows, model_table, context)
         }

@@ -1,7 +1,7 @@
 //! `fracbit bench psumbook`.
 
 use super::bench::{Common, schemes, shape};
-use crate::{args, context::Context, failure::Failure, table::Table};
+use crate::{args, context::Context, failure::Failure, memory, table::Table};
 use clap::Args;
 use fracbit_base::{Bytes, Scheme, Shape};
 use fracbit_bench::{self as bench, PsumbookOptions, PsumbookSpeed};
@@ -48,6 +48,7 @@ pub(super) struct PsumbookArgs {
 }
 
 pub(super) fn run(args: &PsumbookArgs, context: &mut Context) -> Result<(), Failure> {
+    memory::walked(args.bytes)?;
     let options = PsumbookOptions {
         schemes: schemes(&args.scheme, &CHOICE)?,
         shape: args.shape,

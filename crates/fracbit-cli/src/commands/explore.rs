@@ -4,7 +4,7 @@ use crate::{
     args,
     context::Context,
     failure::{Exit, Failure},
-    files,
+    files, memory,
     table::Table,
 };
 use clap::Args;
@@ -93,6 +93,7 @@ fn schemes(patterns: &[String]) -> Result<Vec<Scheme>, Failure> {
 }
 
 pub(crate) fn run(args: &ExploreArgs, context: &mut Context) -> Result<(), Failure> {
+    memory::walked(args.bytes)?;
     let _claim = args.svg.as_ref().map(|path| files::claim(path, args.force)).transpose()?;
     let options = ExploreOptions {
         schemes: schemes(&args.scheme)?,
