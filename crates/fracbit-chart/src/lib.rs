@@ -221,7 +221,7 @@ impl Chart<'_> {
             }
         }
         let labelled = points().filter(|p| p.labelled).filter_map(|p| Some((placed(p)?, p.title.as_str())));
-        labels(labelled, right, svg);
+        labels(labelled, (frame.left, right), svg);
     }
 
     fn axes(&self, x: &Placed, y: &Placed, frame: &Frame, svg: &mut String) {
@@ -266,23 +266,28 @@ impl Series<'_> {
     }
 }
 
-/// Writes the first word of titles beside their points: to the right, else to the left, and not
-/// where another stands.
-fn labels<'a>(points: impl Iterator<Item = ((f64, f64), &'a str)>, right: f64, svg: &mut String) {
+/// Writes the first word of titles beside their points: to the right, else to the left, else above
+/// or below, and not where another stands or the plot from `left` to `right` ends.
+fn labels<'a>(
+    points: impl Iterator<Item = ((f64, f64), &'a str)>,
+    (left, right): (f64, f64),
+    svg: &mut String,
+) {
     const HEIGHT: f64 = 14.0;
     let mut taken: Vec<(f64, f64, f64)> = Vec::new();
     for ((x, y), title) in points {
         let word = title.split([' ', ',']).next().unwrap_or_default();
         let wide = CHARACTER * f64::from(u32::try_from(word.chars().count()).unwrap_or(0));
-        let free = |&from: &f64| {
-            from + wide < right
-                && taken.iter().all(|&(other, until, row)| {
-                    from + wide < other || from > until || (row - y).abs() > HEIGHT
-                })
+        let free = |&(from, row): &(f64, f64)| {
+            let apart = |&(other, until, at): &(f64, f64, f64)| {
+                from + wide < other || from > until || (row - at).abs() > HEIGHT
+            };
+            from > left && from + wide < right && taken.iter().all(apart)
         };
-        let Some(from) = [x + 8.0, x - 8.0 - wide].into_iter().find(free) else { continue };
-        taken.push((from, from + wide, y));
-        let _ = writeln!(svg, "<text x=\"{from:.1}\" y=\"{:.1}\">{}</text>", y + 4.0, Escaped(word));
+        let places = [(x + 8.0, y), (x - 8.0 - wide, y), (x + 8.0, y - 10.0), (x + 8.0, y + 10.0)];
+        let Some((from, row)) = places.into_iter().find(free) else { continue };
+        taken.push((from, from + wide, row));
+        let _ = writeln!(svg, "<text x=\"{from:.1}\" y=\"{:.1}\">{}</text>", row + 4.0, Escaped(word));
     }
 }
 
