@@ -788,4 +788,9 @@ fn the_library_writes_what_the_command_writes() {
     for name in ["model.safetensors", "config.json", "tokenizer.json"] {
         assert!(read(&by_command, name) == read(&by_library, name), "{name}");
     }
+    let own = CompressOptions { force: true, ..options };
+    let original = copy(&demo);
+    let refused = fracbit::compress(original.path(), original.path(), &own, &Quiet).expect_err("it is read");
+    assert!(refused.to_string().contains("should be apart from"), "{refused}");
+    assert_eq!(names(original.path()), names(&demo));
 }

@@ -87,13 +87,15 @@ impl CompressOptions {
 ///
 /// # Errors
 /// When `model` cannot be read or is quantized already, the budget is out of reach, memory or disk
-/// does not suffice, or `out` exists. Nothing appears under its name then.
+/// does not suffice, `out` exists and is not to be replaced, or it holds `model`. Nothing appears
+/// under its name then.
 pub fn compress(
     model: &Path,
     out: &Path,
     options: &CompressOptions,
     progress: &dyn Progress,
 ) -> Result<QuantizeReport, Error> {
+    apart(out, model)?;
     let overwrite = if options.force { Overwrite::Yes } else { Overwrite::No };
     let opened = Opened::new(model)?;
     opened.source(RotationMode::None, 0)?.check_finite()?;
@@ -127,6 +129,16 @@ pub fn compress(
         ..QuantizeOptions::default()
     };
     quantize_in(dir, &weights, &inventory, &plan, &record, progress)
+}
+
+/// Refuses an output that is or holds what is read: replaced, it would be gone.
+fn apart(out: &Path, model: &Path) -> Result<(), Error> {
+    let Ok(place) = out.canonicalize() else { return Ok(()) };
+    if model.canonicalize().is_ok_and(|model| model.starts_with(&place)) {
+        let rule = format!("`{}` should be apart from `{}`, which is read", out.display(), model.display());
+        return Err(Error::Option { option: "out", rule });
+    }
+    Ok(())
 }
 
 /// Refuses a budget that no plan keeps to, before any work: what is in reach does not depend on
