@@ -71,9 +71,7 @@ pub(crate) fn require_dir(dir: &Path) -> Result<(), Failure> {
 /// Refuses an output directory that a command reads from or that holds what it reads: it would be
 /// replaced, and is then gone.
 pub(crate) fn apart(out: &Path, read: &[&Path]) -> Result<(), Failure> {
-    let Ok(place) = out.canonicalize() else { return Ok(()) };
-    let within = |path: &&&Path| path.canonicalize().is_ok_and(|path| path.starts_with(&place));
-    read.iter().find(within).map_or(Ok(()), |path| {
+    read.iter().find(|path| output::holds(out, path)).map_or(Ok(()), |path| {
         let rule =
             format!("output `{}`: should be apart from `{}`, which is read", out.display(), path.display());
         Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)).hint("choose another name"))

@@ -122,6 +122,14 @@ pub fn leftovers(final_path: &Path) -> Vec<Leftover> {
     found
 }
 
+/// Whether the directory `out` is there and is or holds `read`, which would be gone if `out` were
+/// replaced.
+#[must_use]
+pub fn holds(out: &Path, read: &Path) -> bool {
+    let Ok(place) = out.canonicalize() else { return false };
+    read.canonicalize().is_ok_and(|read| read.starts_with(place))
+}
+
 /// Name of the final directory while it is within a work directory.
 const DATA: &str = "data";
 

@@ -7,7 +7,7 @@ use crate::{
     smoothing,
 };
 use fracbit_base::Bytes;
-use fracbit_io::{OutputDir, Overwrite};
+use fracbit_io::{OutputDir, Overwrite, output};
 use fracbit_load::{Error, EvalOptions, Opened, Progress, require_memory};
 use fracbit_model::{RotationMode, WeightSource};
 use fracbit_plan::{
@@ -23,7 +23,7 @@ use std::{
 /// What to calibrate on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CalibrationText {
-    /// The built-in prose, dialogue and code; for a model without a tokenizer as `Written`.
+    /// The built-in prose, dialogue and code.
     General,
     /// A text and its name.
     Given(String, PathBuf),
@@ -32,6 +32,12 @@ pub enum CalibrationText {
 }
 
 impl CalibrationText {
+    /// The same, but for the built-in text and a model without a tokenizer, which writes one.
+    #[must_use]
+    pub fn readable_by(self, opened: &Opened) -> Self {
+        if self == Self::General && opened.tokenizer().is_err() { Self::Written } else { self }
+    }
+
     /// The text and its name, if there is one that the model does not write.
     #[must_use]
     pub fn named(&self) -> Option<(&str, &Path)> {
@@ -95,17 +101,19 @@ pub fn compress(
     options: &CompressOptions,
     progress: &dyn Progress,
 ) -> Result<QuantizeReport, Error> {
-    apart(out, model)?;
+    if output::holds(out, model) {
+        let rule = format!("`{}` should be apart from `{}`, which is read", out.display(), model.display());
+        return Err(Error::Option { option: "out", rule });
+    }
     let overwrite = if options.force { Overwrite::Yes } else { Overwrite::No };
     let opened = Opened::new(model)?;
     opened.source(RotationMode::None, 0)?.check_finite()?;
     let mut planned = options.plan.clone();
     reachable(&opened, &planned)?;
     let dir = OutputDir::create(out, overwrite)?;
-    let calibration = match &options.text {
-        None => None,
-        Some(text) => Some(calibrated(&opened, text, &dir.scratch(""), options, progress)?),
-    };
+    let text = options.text.clone().map(|text| text.readable_by(&opened));
+    let calibration =
+        text.map(|text| calibrated(&opened, &text, &dir.scratch(""), options, progress)).transpose()?;
     let weights = weights(&opened, options.rotation, &mut planned, calibration.as_deref(), progress)?;
     let inventory = Inventory::of(&opened.checkpoint, &opened.config, planned.rotation);
     let hash = opened.checkpoint.content_hash();
@@ -131,16 +139,6 @@ pub fn compress(
     quantize_in(dir, &weights, &inventory, &plan, &record, progress)
 }
 
-/// Refuses an output that is or holds what is read: replaced, it would be gone.
-fn apart(out: &Path, model: &Path) -> Result<(), Error> {
-    let Ok(place) = out.canonicalize() else { return Ok(()) };
-    if model.canonicalize().is_ok_and(|model| model.starts_with(&place)) {
-        let rule = format!("`{}` should be apart from `{}`, which is read", out.display(), model.display());
-        return Err(Error::Option { option: "out", rule });
-    }
-    Ok(())
-}
-
 /// Refuses a budget that no plan keeps to, before any work: what is in reach does not depend on
 /// sensitivities.
 fn reachable(opened: &Opened, planned: &PlanOptions) -> Result<(), Error> {
@@ -156,8 +154,7 @@ fn calibrated(
     options: &CompressOptions,
     progress: &dyn Progress,
 ) -> Result<Arc<Calibration>, Error> {
-    let written = *text == CalibrationText::General && opened.tokenizer().is_err();
-    let named = if written { None } else { text.named() };
+    let named = text.named();
     let inventory = Inventory::of(&opened.checkpoint, &opened.config, RotationMode::Online);
     let needed = learn::memory(opened, &inventory, None, options.tokens, named.is_none())?;
     require_memory("calibrating", needed, options.max_memory)?;

@@ -51,7 +51,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let uniform = |_| low;
     let reads: [&dyn Fn(Phase) -> Rate; 7] = [&all, &uniform, &none, &alternating, &rising, &falling, &early];
     let policies: Vec<(&str, &dyn Fn(Phase) -> Rate)> = names.into_iter().zip(reads).collect();
-    println!("{} prompts, answers of {steps} tokens, {low} and {high} bits\n", prompts.len());
+    println!("{} prompts, answers of {steps} tokens, {low} and {high}\n", prompts.len());
     println!("| policy | bits | KL | same tokens | ROUGE-L | tok/s |\n| --- | --- | --- | --- | --- | --- |");
     for one in compare(&model, &prompts, steps, &policies, &Quiet)? {
         println!(

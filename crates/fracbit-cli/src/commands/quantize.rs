@@ -164,10 +164,8 @@ impl LearnArgs {
         Ok(match self.file() {
             Some(path) => Some(CalibrationText::Given(files::read_text(path)?, path.clone())),
             None if self.data_free => None,
-            None if self.learn.is_some() || source.opened.tokenizer().is_err() => {
-                Some(CalibrationText::Written)
-            }
-            None => Some(CalibrationText::General),
+            None if self.learn.is_some() => Some(CalibrationText::Written),
+            None => Some(CalibrationText::General.readable_by(&source.opened)),
         })
     }
 
