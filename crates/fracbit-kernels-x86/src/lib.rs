@@ -57,12 +57,14 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
             kernels.install(avx512::microkernel);
             kernels.install_vectors(avx512::vectors(proof));
             kernels.install_progressive(avx512::progressive::microkernel(proof));
+            kernels.install_bit_planes(avx512::by_bits);
             kernels.install_linear(avx512::psumbook::linear);
             kernels.install_linear(avx512::halves::linear);
             best = Isa::Avx512;
         }
         if most >= Isa::Amx && avx512::Amx::detect().is_some() {
             kernels.install(avx512::amx_microkernel);
+            kernels.install_bit_planes(avx512::amx_by_bits);
             best = Isa::Amx;
         }
     }

@@ -21,15 +21,19 @@ pub(crate) struct Reads {
 impl Reads {
     /// Those of this processor.
     pub(crate) fn of_machine() -> Self {
-        static READS: LazyLock<Reads> = LazyLock::new(|| Reads::of(from_zen5()));
+        static READS: LazyLock<Reads> =
+            LazyLock::new(|| Reads::of(amd_family(), is_x86_feature_detected!("avx512f")));
         *READS
     }
 
-    fn of(from_zen5: bool) -> Self {
-        if from_zen5 {
-            Self { far: 8192, near: 0, strips: 1 }
-        } else {
-            Self { far: 4096, near: 512, strips: 2 }
+    /// Those of a processor by AMD's family, of others by none, and by whether it has AVX-512.
+    const fn of(amd_family: Option<u32>, avx512: bool) -> Self {
+        match amd_family {
+            // Zen 5.
+            Some(0x1A..) => Self { far: 8192, near: 0, strips: 1 },
+            // Zen 4.
+            Some(0x19) if avx512 => Self { far: 8192, near: 512, strips: 1 },
+            _ => Self { far: 4096, near: 512, strips: 2 },
         }
     }
 
@@ -55,16 +59,16 @@ impl Reads {
     }
 }
 
-/// Whether this is an AMD processor of family 1Ah (Zen 5) or later.
-fn from_zen5() -> bool {
+/// The family, if this is an AMD processor.
+fn amd_family() -> Option<u32> {
     let vendor = __cpuid(0);
     let amd = [vendor.ebx, vendor.edx, vendor.ecx] == [*b"Auth", *b"enti", *b"cAMD"].map(u32::from_le_bytes);
-    amd && vendor.eax >= 1 && family(__cpuid(1).eax) >= 0x1A
+    (amd && vendor.eax >= 1).then(|| family(__cpuid(1).eax))
 }
 
 /// The family in a processor's signature (leaf 1, `eax`): base and, when that is full, the
 /// extension.
-fn family(signature: u32) -> u32 {
+const fn family(signature: u32) -> u32 {
     match signature >> 8 & 0xF {
         0xF => 0xF + (signature >> 20 & 0xFF),
         base => base,
@@ -85,7 +89,8 @@ mod tests {
 
     #[test]
     fn a_line_may_be_asked_for_anywhere() {
-        for reads in [Reads::of(false), Reads::of(true), Reads::of_machine()] {
+        let known = [None, Some(0x19), Some(0x1A)].map(|family| Reads::of(family, true));
+        for reads in known.into_iter().chain([Reads::of_machine()]) {
             for bytes in [32, 64, 65, 128, 256] {
                 reads.ask(std::ptr::null(), bytes);
                 reads.ask(std::ptr::without_provenance(usize::MAX), bytes);

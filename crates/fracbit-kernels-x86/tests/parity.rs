@@ -99,8 +99,10 @@ fn every_microkernel_gives_the_bits_of_the_reference() {
 #[test]
 fn nested_scalar_codes_give_the_bits_of_the_reference_at_every_precision() {
     cases::check_nested(&Kernels::scalar(), CASES, "scalar");
+    let nested = tables("nest-nuq-2..8".parse().unwrap()).pop().expect("a table");
     for (isa, kernels) in backends().0 {
         cases::check_nested(&kernels, CASES, &isa.to_string());
+        assert_eq!(kernels.isa(&nested[0]), isa);
     }
 }
 

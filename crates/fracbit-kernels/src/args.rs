@@ -80,8 +80,11 @@ pub struct Args<'a> {
     pub codes: &'a [u8],
     /// Bytes from a strip to the next.
     pub stride: usize,
-    /// Bytes of a tile.
+    /// Bytes of a tile; of nested codes that are read by their bits, of one piece of it.
     pub tile_bytes: usize,
+    /// Bytes from a piece of a tile to its next one, for nested codes that are read by their bits:
+    /// there are as many pieces as bits. 0 for all others.
+    pub plane: usize,
     /// Strips, 1 to [`MAX_STRIPS`], or for one token and with [`Interleave::EvenOdd`] to
     /// [`ONE_TOKEN_STRIPS`].
     pub strips: usize,
@@ -213,7 +216,9 @@ impl Args<'_> {
         debug_assert!((1..=most).contains(&self.strips), "strips of a call");
         debug_assert!((1..=MAX_TOKENS).contains(&self.tokens), "tokens of a call");
         debug_assert!(self.tokens == 1 || self.out_stride >= self.strips * TILE_ROWS, "outputs of a token");
-        let end = (self.strips - 1) * self.stride + self.tiles * self.tile_bytes;
+        let planes = if self.plane > 0 { self.codebook.entries().len().ilog2() as usize } else { 1 };
+        let last = (self.strips - 1) * self.stride + (planes - 1) * self.plane;
+        let end = last + self.tiles * self.tile_bytes;
         debug_assert!(self.codes.len() >= end + OVERREAD, "codes reach past the last tile");
         debug_assert_eq!(self.scales.len(), self.strips * self.groups * 16, "one scale per row and group");
         debug_assert_eq!(self.block_scales.len(), self.tokens * self.blocks.len(), "one scale per block");

@@ -20,7 +20,7 @@ use std::{cell::RefCell, ops::Range, sync::Arc};
 pub(crate) mod nested;
 pub(crate) mod psumbook;
 
-use nested::{CHUNK, Nested};
+use nested::{BIT, CHUNK, Nested};
 
 /// Bytes of the largest tile, at 8 bits a weight.
 const MAX_TILE: usize = 256;
@@ -38,7 +38,18 @@ pub(crate) struct ExpandThenDot {
     group: usize,
     vectors: Vectors,
     parts: Vec<Part>, // plane by plane, or precision by precision
-    nested: Option<Nested>,
+    order: Order,
+}
+
+/// What follows what in a strip.
+#[derive(Clone, Debug)]
+enum Order {
+    /// Tile by tile, segment by segment.
+    Tiles,
+    /// Bit by bit of nested codes, which are joined to tiles before they are multiplied.
+    Joined(Nested),
+    /// Bit by bit of nested codes, pieces of 32 bytes of all tiles, as the microkernel reads them.
+    Bits,
 }
 
 /// A segment with its microkernel.
@@ -66,7 +77,8 @@ impl ExpandThenDot {
         if let [book] = view.codebooks()
             && let Some(low) = SchemeSpec::of(book.scheme()).coarsest()
         {
-            return Self::nested(kernels, view, book, low);
+            return Self::by_bits(kernels, view, book)
+                .unwrap_or_else(|| Self::nested(kernels, view, book, low));
         }
         let mut codes = Buffer::zeroed(view.codes().len() + OVERREAD);
         lines::bytes_mut(&mut codes)[..view.codes().len()].copy_from_slice(view.codes());
@@ -90,7 +102,41 @@ impl ExpandThenDot {
                 }
             }
         }
-        Self { layout, codes, group: view.group(), vectors: kernels.vectors(), parts, nested: None }
+        Self { layout, codes, group: view.group(), vectors: kernels.vectors(), parts, order: Order::Tiles }
+    }
+
+    /// Puts codes in the order of the microkernels that read them by their bits, if there are.
+    fn by_bits(kernels: &Kernels, view: &PackedView<'_>, book: &Codebook) -> Option<Self> {
+        let layout = view.layout().clone();
+        let (across, scheme) = (layout.tiles_across(), layout.scheme());
+        let mut parts: Vec<Part> = Vec::new();
+        for bits in scheme.precisions().map(|rate| u32::from(scheme.at(rate).quarters() / 4)) {
+            let codebook = at(book, bits);
+            let microkernel = kernels.bit_planes(&codebook)?;
+            let segment = Segment { scheme, plane: 0, start: 0, end: across, offset: 0, tile_bytes: BIT };
+            let mut part = Part { bits, ..Part::with(microkernel, view, segment, &codebook) };
+            // Sums are rounded where they are when chunks are joined: the same bits everywhere.
+            let chunk_ends = |block: &Block| (block.start + block.tiles).is_multiple_of(CHUNK);
+            part.blocks.iter_mut().for_each(|block| block.closes |= chunk_ends(block));
+            parts.push(part);
+        }
+        let whole = parts.last()?;
+        let (pack, bits) = (whole.microkernel.packing()?.pack, whole.bits as usize);
+        let mut codes = Buffer::zeroed(view.codes().len() + OVERREAD);
+        let mut pieces = [0; MAX_TILE];
+        let pieces = &mut pieces[..bits * BIT];
+        let strips = lines::bytes_mut(&mut codes).chunks_exact_mut(layout.row_bytes().max(1));
+        for (strip, out) in view.codes().chunks_exact(layout.row_bytes().max(1)).zip(strips) {
+            for (tile, code) in strip.chunks_exact(bits * BIT).enumerate() {
+                pack(&whole.codebook, code, pieces);
+                for (bit, piece) in pieces.chunks_exact(BIT).enumerate() {
+                    out[(bit * across + tile) * BIT..][..BIT].copy_from_slice(piece);
+                }
+            }
+        }
+        share_scales(&mut parts);
+        let (group, vectors) = (view.group(), kernels.vectors());
+        Some(Self { layout, codes, group, vectors, parts, order: Order::Bits })
     }
 
     /// Puts codes in order by bits, and chooses a microkernel of plain codes for every precision.
@@ -103,14 +149,10 @@ impl ExpandThenDot {
             for start in (0..across).step_by(CHUNK) {
                 let (end, tile_bytes) = (across.min(start + CHUNK), plain.tile_bytes());
                 let segment = Segment { scheme, plane: 0, start, end, offset: 0, tile_bytes };
-                let mut part = Part::new(kernels, view, segment, &plain);
-                part.bits = bits.into();
-                if let Some(same) = parts.iter().find(|other| other.scales == part.scales) {
-                    part.scales = Arc::clone(&same.scales);
-                }
-                parts.push(part);
+                parts.push(Part { bits: bits.into(), ..Part::new(kernels, view, segment, &plain) });
             }
         }
+        share_scales(&mut parts);
         let nested = Nested::new(kernels.nested(), across, (scheme.quarters() / 4).into());
         let mut codes = Buffer::zeroed(view.codes().len());
         let stride = layout.row_bytes();
@@ -123,13 +165,13 @@ impl ExpandThenDot {
             }
         }
         let (group, vectors) = (view.group(), kernels.vectors());
-        Self { layout, codes, group, vectors, parts, nested: Some(nested) }
+        Self { layout, codes, group, vectors, parts, order: Order::Joined(nested) }
     }
 
     /// The parts that are read at a precision.
     fn parts(&self, precision: Precision) -> &[Part] {
         let scheme = self.layout.scheme();
-        if self.nested.is_some() {
+        if !matches!(self.order, Order::Tiles) {
             let all = scheme.precisions().count();
             let nth = precision.rate().map_or(all, |most| scheme.planes_within(most));
             let each = self.parts.len() / all;
@@ -157,6 +199,11 @@ impl ExpandThenDot {
                     codes,
                     stride,
                     tile_bytes: part.segment.tile_bytes,
+                    plane: if matches!(self.order, Order::Bits) {
+                        self.layout.tiles_across() * BIT
+                    } else {
+                        0
+                    },
                     strips: strips.len(),
                     tiles: part.segment.end - part.segment.start,
                     scales: &part.scales[strips.start * per_strip..strips.end * per_strip],
@@ -180,9 +227,9 @@ impl ExpandThenDot {
                 };
                 part.microkernel.run(&args, out);
             };
-            match &self.nested {
-                None => run(self.codes_of(part, strips.start), self.stride(), out),
-                Some(nested) => {
+            match &self.order {
+                Order::Tiles | Order::Bits => run(self.codes_of(part, strips.start), self.stride(), out),
+                Order::Joined(nested) => {
                     self.joined(nested, part, strips.clone(), |codes, stride| run(codes, stride, &mut *out))
                 }
             }
@@ -256,12 +303,24 @@ impl LinearKernel for ExpandThenDot {
         let (mut canonical, mut joined) = ([0; MAX_TILE], [0; MAX_TILE]);
         for part in self.parts(precision) {
             let Segment { start, end, tile_bytes, .. } = part.segment;
-            let (canonical, joined) = (&mut canonical[..tile_bytes], &mut joined[..tile_bytes]);
+            let bytes = if matches!(self.order, Order::Bits) { part.bits as usize * BIT } else { tile_bytes };
+            let (canonical, joined) = (&mut canonical[..bytes], &mut joined[..bytes]);
             let lane = usize::from(part.lane_of[row]);
             for across in start..end {
-                let code = match &self.nested {
-                    None => &self.codes_of(part, strip)[(across - start) * tile_bytes..][..tile_bytes],
-                    Some(nested) => {
+                let code = match &self.order {
+                    Order::Tiles => {
+                        &self.codes_of(part, strip)[(across - start) * tile_bytes..][..tile_bytes]
+                    }
+                    Order::Bits => {
+                        let pieces = self.strip(strip).chunks_exact(BIT).skip(across);
+                        let pieces = pieces.step_by(self.layout.tiles_across());
+                        joined
+                            .chunks_exact_mut(BIT)
+                            .zip(pieces)
+                            .for_each(|(to, piece)| to.copy_from_slice(piece));
+                        &*joined
+                    }
+                    Order::Joined(nested) => {
                         nested.join(self.strip(strip), across, part.bits, joined);
                         &*joined
                     }
@@ -340,7 +399,10 @@ impl LinearKernel for ExpandThenDot {
 
 impl Part {
     fn new(kernels: &Kernels, view: &PackedView<'_>, segment: Segment, codebook: &Codebook) -> Self {
-        let microkernel = kernels.microkernel(codebook);
+        Self::with(kernels.microkernel(codebook), view, segment, codebook)
+    }
+
+    fn with(microkernel: Microkernel, view: &PackedView<'_>, segment: Segment, codebook: &Codebook) -> Self {
         let Shape { rows, .. } = view.shape();
         let of_plane = &view.scales()[segment.plane * rows * view.groups()..][..rows * view.groups()];
         let first_group = segment.start * TILE_COLS / view.group();
@@ -366,10 +428,27 @@ impl Part {
     }
 }
 
+/// Holds equal scales once.
+fn share_scales(parts: &mut [Part]) {
+    for i in 1..parts.len() {
+        let (before, part) = parts.split_at_mut(i);
+        if let Some(same) = before.iter().find(|other| other.scales == part[0].scales) {
+            part[0].scales = Arc::clone(&same.scales);
+        }
+    }
+}
+
 /// Bytes of the scales of some parts, of which neighbours may have the same.
 fn scale_bytes(parts: &[Part]) -> usize {
     let new = |i: &usize| parts[..*i].iter().all(|part| !Arc::ptr_eq(&part.scales, &parts[*i].scales));
     (0..parts.len()).filter(new).map(|i| size_of_val(&*parts[i].scales)).sum()
+}
+
+/// The scalar codebook of `bits` bits of a nested one.
+pub(crate) fn at(nested: &Codebook, bits: u32) -> Codebook {
+    let values = nested.at(bits).expect("a precision of the codebook").to_vec();
+    let scheme: Scheme = format!("nuq-{bits}").parse().expect("a scalar scheme");
+    Codebook::new(scheme, values, nested.step()).expect("values of the int8 grid")
 }
 
 /// The plain scalar codebook, of 4 or 8 bits, that has the values of `bits` bits of a nested one,

@@ -118,6 +118,7 @@ pub struct Kernels {
     providers: Vec<Provider>,
     progressive: Option<ProgressiveMicrokernel>,
     nested: Option<NestedMicrokernel>,
+    bit_planes: Option<Provider>,
     psum_tile: Option<PsumTile>,
     vectors: Vectors,
 }
@@ -169,6 +170,20 @@ impl Kernels {
         self.nested = Some(microkernel);
     }
 
+    /// Sets the microkernels that read nested scalar codes by their bits ([`Args::plane`]), so that
+    /// none are joined; they replace those installed before. The provider is asked for the scalar
+    /// codebook of each precision, of 2 to 8 bits, and answers for all of them or for none; the
+    /// [`Packing`] of what it gives lays piece after piece of 32 bytes: those of few bits are the
+    /// first of those of many, whatever their codes.
+    pub fn install_bit_planes(&mut self, provider: Provider) {
+        self.bit_planes = Some(provider);
+    }
+
+    /// The microkernel that reads nested codes by their bits, for the codebook of a precision.
+    pub(crate) fn bit_planes(&self, codebook: &Codebook) -> Option<Microkernel> {
+        self.bit_planes.and_then(|find| find(codebook))
+    }
+
     /// What joins the bits of nested scalar codes.
     pub(crate) fn nested(&self) -> NestedMicrokernel {
         self.nested.unwrap_or(NestedMicrokernel::scalar())
@@ -214,7 +229,10 @@ impl Kernels {
             return self.progressive().isa();
         }
         match spec.coarsest() {
-            Some(bits) => self.microkernel(&expand::plain(codebook, bits)).isa(),
+            Some(bits) => match self.bit_planes(&expand::at(codebook, bits)) {
+                Some(microkernel) => microkernel.isa(),
+                None => self.microkernel(&expand::plain(codebook, bits)).isa(),
+            },
             None => self.microkernel(codebook).isa(),
         }
     }

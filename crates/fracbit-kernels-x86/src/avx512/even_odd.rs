@@ -85,8 +85,9 @@ pub(super) unsafe fn even_odd<E: Expand>(e: &E, args: &Args<'_>, panel: Panel<'_
                 for (tile, (low, high)) in low.iter_mut().zip(high).enumerate().take(tiles) {
                     // SAFETY: there is room for a tile behind the last.
                     unsafe {
-                        let code = codes.add((block.start + first + tile + 1) * args.tile_bytes);
-                        reads.ask(code, args.tile_bytes);
+                        let tile = block.start + first + tile;
+                        let code = codes.add((tile + 1) * args.tile_bytes);
+                        e.ask(reads, code, tile, codes, args.tile_bytes);
                         let next = e.begin(code);
                         [*low, *high] = e.eights(mid, books).map(|[first, last, ..]| [first, last]);
                         mid = next;

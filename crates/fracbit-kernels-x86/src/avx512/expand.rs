@@ -1,6 +1,8 @@
 //! Expanders: one coded tile to vectors of integers.
 
 use super::{spread::*, *};
+use crate::reads::Reads;
+use fracbit_kernels::Args;
 
 /// One coded tile to vectors of integers.
 ///
@@ -14,8 +16,8 @@ pub(super) trait Expand: Copy {
     /// (`WIDE`).
     const PIECES: usize = if Self::WIDE { 4 } else { 2 };
 
-    /// Loads the constants that `tables` laid out.
-    unsafe fn new(table: &[Line], tile_bytes: usize) -> Self;
+    /// Loads the constants that `tables` laid out in [`Args::table`].
+    unsafe fn new(args: &Args<'_>) -> Self;
 
     /// The same, but narrow weights are bytes `w` instead of `w + 128`.
     #[must_use]
@@ -37,6 +39,14 @@ pub(super) trait Expand: Copy {
 
     /// The vectors of `mid`.
     fn parts(mid: &mut Self::Mid) -> &mut [__m512i];
+
+    /// Asks for what comes behind the tile of `bytes` bytes at `code`. `tile` counts the tiles of
+    /// the strip at hand, which begins at `strip`.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+    unsafe fn ask(&self, reads: Reads, code: *const u8, _tile: usize, _strip: *const u8, bytes: usize) {
+        reads.ask(code, bytes);
+    }
 
     /// First half of the work on the tile at `code`: what loads and multiplies. A microkernel
     /// starts it for the next tile before it ends the tile at hand: the chain of dependent
@@ -220,7 +230,7 @@ impl<const F: usize, const N: usize, const Q: usize> Expand for Fine<F, N, Q> {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn new(table: &[Line], tile_bytes: usize) -> Self {
+    unsafe fn new(&Args { table, tile_bytes, .. }: &Args<'_>) -> Self {
         let rest = &table[spread_lines(N)..];
         Self {
             spread: Spread::load(table, tile_bytes),
@@ -358,7 +368,7 @@ impl<const F: usize, const N: usize, const K: usize> Expand for Lookup<F, N, K> 
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn new(table: &[Line], tile_bytes: usize) -> Self {
+    unsafe fn new(&Args { table, tile_bytes, .. }: &Args<'_>) -> Self {
         let rest = &table[spread_lines(N)..];
         Self {
             spread: Spread::load(table, tile_bytes),
@@ -445,7 +455,7 @@ impl<const F: usize, const N: usize, const K: usize> Expand for Lookup<F, N, K> 
 /// 256 entries in four vectors.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-fn full(i: __m512i, t: &[__m512i; 4]) -> __m512i {
+pub(super) fn full(i: __m512i, t: &[__m512i; 4]) -> __m512i {
     let (low, high) = (_mm512_permutex2var_epi8(t[0], i, t[1]), _mm512_permutex2var_epi8(t[2], i, t[3]));
     _mm512_mask_blend_epi8(_mm512_movepi8_mask(i), low, high)
 }
@@ -472,7 +482,7 @@ impl Expand for Pairs256 {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn new(table: &[Line], _tile_bytes: usize) -> Self {
+    unsafe fn new(&Args { table, .. }: &Args<'_>) -> Self {
         Self {
             first: std::array::from_fn(|i| line(&table[i])),
             second: std::array::from_fn(|i| line(&table[4 + i])),
@@ -542,7 +552,7 @@ impl Expand for Wide256 {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn new(table: &[Line], _tile_bytes: usize) -> Self {
+    unsafe fn new(&Args { table, .. }: &Args<'_>) -> Self {
         Self {
             low: std::array::from_fn(|i| line(&table[i])),
             high: std::array::from_fn(|i| line(&table[4 + i])),
@@ -606,7 +616,7 @@ impl<const B: usize> Expand for Wide<B> {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn new(table: &[Line], tile_bytes: usize) -> Self {
+    unsafe fn new(&Args { table, tile_bytes, .. }: &Args<'_>) -> Self {
         let rest = &table[spread_lines(2)..];
         Self {
             spread: Spread::load(table, tile_bytes),
@@ -676,7 +686,7 @@ impl<const F: usize, const N: usize, const HASH: bool, const WIDE: bool> Expand 
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn new(table: &[Line], tile_bytes: usize) -> Self {
+    unsafe fn new(&Args { table, tile_bytes, .. }: &Args<'_>) -> Self {
         let rest = &table[spread_lines(N)..];
         let entries = rest.len().saturating_sub(5) * 16;
         let count = line(&rest[4]);

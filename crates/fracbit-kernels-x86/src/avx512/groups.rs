@@ -7,6 +7,7 @@ use super::{
     spread::{Spread, spread_lines},
     *,
 };
+use fracbit_kernels::Args;
 
 #[derive(Clone, Copy)]
 pub(super) struct Books<const F: usize, const B: usize> {
@@ -49,7 +50,7 @@ impl<const F: usize, const B: usize> Expand for Books<F, B> {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn new(table: &[Line], tile_bytes: usize) -> Self {
+    unsafe fn new(&Args { table, tile_bytes, .. }: &Args<'_>) -> Self {
         let rest = &table[spread_lines(1)..];
         Self {
             spread: Spread::load(table, tile_bytes),

@@ -30,6 +30,7 @@ use std::arch::x86_64::*;
 
 mod attend;
 mod bf16;
+mod bits;
 mod dense;
 mod even_odd;
 mod expand;
@@ -94,6 +95,23 @@ pub(crate) fn amx_microkernel(codebook: &Codebook) -> Option<Microkernel> {
         unsafe { Microkernel::new(Isa::Amx, table, LANES, run) }
             .with_panels(&[Interleave::EvenOdd, Interleave::Rows]),
     )
+}
+
+/// The microkernel that reads a nested code of `codebook`'s bits by these.
+pub(crate) fn by_bits(codebook: &Codebook) -> Option<Microkernel> {
+    let (table, run) = tables::by_bits(codebook, Avx512::detect()?)?;
+    // SAFETY: as in `microkernel`; pieces are read as `Args` promises them.
+    let microkernel = unsafe { Microkernel::new(Isa::Avx512, table, LANES, run) };
+    Some(microkernel.with_packing(bits::PACKING).with_panels(&[Interleave::Eights]))
+}
+
+/// As [`by_bits`], with several tokens to AMX.
+pub(crate) fn amx_by_bits(codebook: &Codebook) -> Option<Microkernel> {
+    Amx::detect()?;
+    let (table, run) = tables::by_bits(codebook, Avx512::detect()?)?;
+    // SAFETY: as in `by_bits`, and `Amx` shows the tile registers.
+    let microkernel = unsafe { Microkernel::new(Isa::Amx, table, LANES, run) };
+    Some(microkernel.with_packing(bits::PACKING).with_panels(&[Interleave::EvenOdd, Interleave::Rows]))
 }
 
 /// A line of constants.

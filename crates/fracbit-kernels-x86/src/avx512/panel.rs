@@ -10,7 +10,7 @@
 
 use super::{
     expand::Expand,
-    strips::{behind, close, dot, finish, vectors},
+    strips::{behind, close, dot, finish, planes, vectors},
     *,
 };
 use fracbit_kernels::{Args, BLOCK_TILES, MAX_STRIPS, MAX_TOKENS, PANEL_TOKENS, Panel};
@@ -142,8 +142,8 @@ impl Step<'_> {
             let (codes, bytes) = behind(args, self.index);
             for v in 0..block.tiles * per_tile {
                 if FIRST && 64 * v < bytes {
-                    for s in 0..S {
-                        _mm_prefetch::<_MM_HINT_T1>(codes.wrapping_add(s * args.stride + 64 * v).cast());
+                    for at in (0..S).flat_map(|s| planes(args).map(move |plane| s * args.stride + plane)) {
+                        _mm_prefetch::<_MM_HINT_T1>(codes.wrapping_add(at + 64 * v).cast());
                     }
                 }
                 _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(v * T).cast());

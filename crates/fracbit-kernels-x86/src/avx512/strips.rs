@@ -23,7 +23,7 @@ pub(super) unsafe fn strips<E: Expand>(args: &Args<'_>, out: &mut [f32]) {
     args.debug_check();
     assert_eq!(out.len(), args.out_len(), "one vector per strip and token");
     // SAFETY: the table fits by the caller's promise.
-    let expander = unsafe { E::new(args.table, args.tile_bytes) };
+    let expander = unsafe { E::new(args) };
     // SAFETY: lengths are those that `Args` states.
     unsafe {
         match (args.panel, args.tokens) {
@@ -114,15 +114,22 @@ fn then(first: __m512i, later: &mut __m512i) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
 pub(super) fn ask_next(args: &Args<'_>, index: usize) {
     let (codes, bytes) = behind(args, index);
-    for strip in 0..args.strips {
+    for at in (0..args.strips).flat_map(|strip| planes(args).map(move |plane| strip * args.stride + plane)) {
         for line in (0..bytes).step_by(64) {
-            _mm_prefetch::<_MM_HINT_T1>(codes.wrapping_add(strip * args.stride + line).cast());
+            _mm_prefetch::<_MM_HINT_T1>(codes.wrapping_add(at + line).cast());
         }
     }
 }
 
+/// Where the pieces of a tile are, from the first on.
+pub(super) fn planes(args: &Args<'_>) -> impl Iterator<Item = usize> {
+    let plane = args.plane;
+    let count = if plane > 0 { args.codebook.entries().len().ilog2() as usize } else { 1 };
+    (0..count).map(move |nth| nth * plane)
+}
+
 /// Where the first strip has the codes that [`ask_next`] asks for, and how many bytes of them every
-/// strip has.
+/// strip has, in each of its [`planes`].
 pub(super) fn behind(args: &Args<'_>, index: usize) -> (*const u8, usize) {
     let (at, tiles) = match args.blocks.get(index + 1) {
         Some(next) => (next.start * args.tile_bytes, next.tiles),
@@ -261,7 +268,7 @@ unsafe fn side_by_side<E: Expand, const S: usize>(
                 for s in 0..S {
                     let last = tile + 1 == args.tiles;
                     let code = if last { after[s] } else { codes[s].add((tile + 1) * args.tile_bytes) };
-                    reads.ask(code, args.tile_bytes);
+                    e.ask(reads, code, tile, codes[s], args.tile_bytes);
                     let next = e.begin(code);
                     let weights = e.end_by(current[s], books[s]);
                     current[s] = next;
@@ -334,7 +341,7 @@ unsafe fn few_tokens<E: Expand>(e: &E, args: &Args<'_>, out: &mut [f32]) {
                 // tile behind the last.
                 unsafe {
                     let code = codes.add(args.tiles.min(tile + 2) * args.tile_bytes);
-                    reads.ask(code, args.tile_bytes);
+                    e.ask(reads, code, tile, codes, args.tile_bytes);
                     let meet = |v: usize, weights: &[__m512i; 8], sums: &mut [__m512i; T]| {
                         for t in 0..T {
                             let x = rows[t].add(4 * (tile * vectors::<E>() + v)).cast::<i32>();
@@ -411,7 +418,7 @@ unsafe fn in_eights<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mut
                 // tile behind the last.
                 unsafe {
                     let code = codes.add((tile + 1) * args.tile_bytes);
-                    reads.ask(code, args.tile_bytes);
+                    e.ask(reads, code, tile, codes, args.tile_bytes);
                     let [mut low, high] = e.eights(mid, books);
                     // Units that multiply take the oldest instructions first, and products of all
                     // tokens are many: left behind them, the hashes of the next tile would wait,

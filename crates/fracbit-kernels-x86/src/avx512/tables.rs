@@ -1,6 +1,7 @@
 //! Which expander runs a codebook, and the constants it loads.
 
 use super::{
+    bits::{Bytes, Nibbles},
     expand::{Fine, Gather, Lookup, Pairs256, Wide, Wide256, kind},
     spread::{fetch, nibble, spread_lines, spread_table, start},
     strips::strips,
@@ -23,6 +24,22 @@ pub(super) fn choose(codebook: &Codebook, _proof: Avx512) -> Option<(Vec<Line>, 
         (Family::Tcq(Code::Hyb), _) => Some(gather(codebook)),
         _ => None,
     }
+}
+
+/// The constants and the function that read `codebook`, a scalar one, by its bits.
+pub(super) fn by_bits(codebook: &Codebook, _proof: Avx512) -> Option<(Vec<Line>, StripFn)> {
+    let len = codebook.entries().len();
+    let run = match len.ilog2() {
+        2 => strips::<Nibbles<2>> as StripFn,
+        3 => strips::<Nibbles<3>>,
+        4 => strips::<Nibbles<4>>,
+        5 => strips::<Bytes<5>>,
+        6 => strips::<Bytes<6>>,
+        7 => strips::<Bytes<7>>,
+        8 => strips::<Bytes<8>>,
+        _ => return None,
+    };
+    Some((byte_table(256, |i| i32::from(codebook.entries()[i % len])), run))
 }
 
 fn fine(codebook: &Codebook) -> (Vec<Line>, StripFn) {

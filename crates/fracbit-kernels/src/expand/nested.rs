@@ -13,7 +13,7 @@ use fracbit_format::{BitWriter, Codebook, TILE, read_bits};
 /// Bytes of a tile's two lowest bits.
 const PAIRS: usize = TILE / 4;
 /// Bytes of any further bit of a tile.
-const BIT: usize = TILE / 8;
+pub(super) const BIT: usize = TILE / 8;
 /// Bytes of a tile of 4 bits.
 const NIBBLES: usize = TILE / 2;
 /// Bits beyond the lowest two.
