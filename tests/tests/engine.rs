@@ -210,7 +210,7 @@ fn precision_is_that_of_every_step_also_where_pages_were_given_up() {
         let base = EngineOptions {
             context: CONTEXT,
             scheduler: Some(scheduler),
-            draft: Some(Draft { precision: two, length: Some(3) }),
+            draft: Some(Draft { precision: Some(two), length: Some(3) }),
             sequences: 6,
             ..EngineOptions::default()
         };
@@ -250,7 +250,8 @@ fn rules_hold_alike_alone_together_and_with_drafts() {
     prompts.iter_mut().for_each(|prompt| prompt.truncate(PAGE - 4));
     let sampler = |i: usize| sampler(i).constrained(Box::new(grammars[i % grammars.len()].clone()));
     let two = Precision::at_most(Rate::quarter_bits(8));
-    for (model, draft) in [(model(), None), (nested(), Some(Draft { precision: two, length: Some(3) }))] {
+    for (model, draft) in [(model(), None), (nested(), Some(Draft { precision: Some(two), length: Some(3) }))]
+    {
         let want: Vec<Vec<u32>> = (0..prompts.len())
             .map(|i| {
                 let context = Some(CONTEXT);

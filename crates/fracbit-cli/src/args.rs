@@ -411,7 +411,7 @@ pub(crate) struct NestedArgs {
     #[arg(long, value_name = "BITS")]
     pub(crate) precision: Option<Steps>,
     /// Guess what follows with fewer planes and check several tokens in one step of all: the same
-    /// text, sooner where guesses are right. `nested` alone takes the least planes and as many
+    /// text, sooner where guesses are right. `nested` alone takes half the bits and as many
     /// tokens as pay; `nested:3` at most 3 bits; `nested:3,4` guesses of 4 tokens.
     #[arg(long, value_name = "nested[:BITS[,TOKENS]]", value_parser = draft)]
     pub(crate) draft: Option<Draft>,
@@ -431,10 +431,9 @@ impl NestedArgs {
 /// Reads `nested:BITS,TOKENS`.
 fn draft(text: &str) -> Result<Draft, String> {
     const WANT: &str = "expected nested, nested:BITS or nested:BITS,TOKENS with 1 to 7 tokens";
-    let lowest = Precision::at_most(Rate::quarter_bits(0));
     let Some(rest) = text.strip_prefix("nested") else { return Err(WANT.to_owned()) };
     let Some(rest) = rest.strip_prefix(':') else {
-        let alone = Draft { precision: lowest, length: None };
+        let alone = Draft { precision: None, length: None };
         return if rest.is_empty() { Ok(alone) } else { Err(WANT.to_owned()) };
     };
     let (bits, tokens) = rest.split_once(',').map_or((rest, None), |(bits, tokens)| (bits, Some(tokens)));
@@ -443,7 +442,7 @@ fn draft(text: &str) -> Result<Draft, String> {
         None | Some("auto") => None,
         Some(tokens) => Some(tokens.parse().ok().filter(|n| (1..=7).contains(n)).ok_or(WANT)?),
     };
-    Ok(Draft { precision: Precision::at_most(rate), length })
+    Ok(Draft { precision: Some(Precision::at_most(rate)), length })
 }
 
 /// What the steps of a generation read: a schedule, or the file of one.

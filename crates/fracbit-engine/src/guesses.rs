@@ -4,6 +4,7 @@
 
 use std::time::Instant;
 
+use fracbit_base::Rate;
 use fracbit_model::{Cached, Error, Precision, Runtime, Sampler};
 
 use crate::draft::{Drafter, MOST, Pace};
@@ -14,8 +15,9 @@ pub(crate) type Draws<'a, R> = (&'a R, &'a mut <R as Runtime>::Work, &'a mut <R 
 /// How a nested model drafts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Draft {
-    /// What drafts read; a step that reads no more is not drafted for.
-    pub precision: Precision,
+    /// What drafts read; a step that reads no more is not drafted for. `None`: at most half the
+    /// bits of the step that checks them, and always the base.
+    pub precision: Option<Precision>,
     /// Tokens of a draft, up to 7; `None`: as many as pay, by measured times and by how many were
     /// right.
     pub length: Option<usize>,
@@ -110,6 +112,8 @@ impl Guesses {
 #[derive(Debug)]
 struct SelfDrafter {
     draft: Draft,
+    /// Bits of all planes, once they were asked for.
+    whole: Option<Rate>,
     /// Picks the tokens of a draft, with the random numbers that come next.
     sampler: Sampler,
     pace: Pace,
@@ -120,11 +124,20 @@ struct SelfDrafter {
 
 impl SelfDrafter {
     fn new(draft: Draft, sampler: &Sampler) -> Self {
-        Self { draft, sampler: sampler.clone(), pace: Pace::default(), running: None, logits: Vec::new() }
+        let (sampler, pace) = (sampler.clone(), Pace::default());
+        Self { draft, whole: None, sampler, pace, running: None, logits: Vec::new() }
     }
 
     fn forget_times(&mut self) {
         self.pace.forget_times();
+    }
+
+    /// At most half the bits of steps that read `full`.
+    fn half<R: Runtime>(&mut self, model: &R, full: Precision) -> Precision {
+        let most = || model.precisions().last().copied().unwrap_or(Rate::quarter_bits(0));
+        let whole = *self.whole.get_or_insert_with(most);
+        let read = full.rate().map_or(whole, |most| most.min(whole));
+        Precision::at_most(Rate::from_bits(read.bits() / 2.0).expect("less than a rate"))
     }
 
     /// Appends to `run`, which holds the last token of `text`, what the draft's planes would say
@@ -139,13 +152,14 @@ impl SelfDrafter {
         run: &mut Vec<u32>,
     ) -> Result<(), Error> {
         let full = state.precision();
-        if model.weight_bytes_at(self.draft.precision) >= model.weight_bytes_at(full) {
+        let precision = self.draft.precision.unwrap_or_else(|| self.half(model, full));
+        if model.weight_bytes_at(precision) >= model.weight_bytes_at(full) {
             return Ok(());
         }
         let length = self.draft.length.unwrap_or_else(|| self.pace.length()).min(most).min(MOST);
         let (held, known) = (state.cache().len(), text.len());
         self.sampler.follow(sampler);
-        state.set_precision(self.draft.precision);
+        state.set_precision(precision);
         let mut step = || {
             if self.sampler.complete() {
                 return Ok(());

@@ -177,8 +177,10 @@ fn guesses_of_its_first_planes_change_no_token() {
         let scheduler: Option<Scheduler> = scheduler;
         let plain = GenerateOptions { max_tokens: Some(100), scheduler, ..GenerateOptions::default() };
         let want = write(&model, sampling, &plain);
-        for length in [Some(1), Some(4), Some(7), None] {
-            let draft = Some(Draft { precision: bits(2), length });
+        let two = Some(bits(2));
+        let drafts = [(two, Some(1)), (two, Some(4)), (None, Some(7)), (two, None), (None, None)];
+        for (precision, length) in drafts {
+            let draft = Some(Draft { precision, length });
             let (got, guessed) = drafted(&model, sampling, &prompt(), 100, plain.scheduler.clone(), draft);
             eprintln!("{length:?}: {guessed} of {} tokens guessed", got.len());
             assert_eq!(got, want, "{length:?}");

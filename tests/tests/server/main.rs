@@ -89,7 +89,7 @@ fn nested() -> &'static Model {
 
 #[test]
 fn precision_falls_text_by_text_and_drafts_change_nothing() {
-    let draft = Draft { precision: Precision::at_most(Rate::quarter_bits(8)), length: Some(3) };
+    let draft = Draft { precision: Some(Precision::at_most(Rate::quarter_bits(8))), length: Some(3) };
     for (schedule, draft) in [
         (None, Some(draft)),
         (Some("prefill=4,decode=4..2@13"), None),
