@@ -41,14 +41,15 @@ pub(crate) struct ExpandThenDot {
     order: Order,
 }
 
-/// What follows what in a strip.
+/// What follows what in memory.
 #[derive(Clone, Debug)]
 enum Order {
     /// Tile by tile, segment by segment.
     Tiles,
     /// Bit by bit of nested codes, which are joined to tiles before they are multiplied.
     Joined(Nested),
-    /// Bit by bit of nested codes, pieces of 32 bytes of all tiles, as the microkernel reads them.
+    /// Bit by bit of nested codes, of the whole matrix: pieces of 32 bytes of all tiles of all
+    /// strips, as the microkernel reads them.
     Bits,
 }
 
@@ -125,13 +126,11 @@ impl ExpandThenDot {
         let mut codes = Buffer::zeroed(view.codes().len() + OVERREAD);
         let mut pieces = [0; MAX_TILE];
         let pieces = &mut pieces[..bits * BIT];
-        let strips = lines::bytes_mut(&mut codes).chunks_exact_mut(layout.row_bytes().max(1));
-        for (strip, out) in view.codes().chunks_exact(layout.row_bytes().max(1)).zip(strips) {
-            for (tile, code) in strip.chunks_exact(bits * BIT).enumerate() {
-                pack(&whole.codebook, code, pieces);
-                for (bit, piece) in pieces.chunks_exact(BIT).enumerate() {
-                    out[(bit * across + tile) * BIT..][..BIT].copy_from_slice(piece);
-                }
+        let (out, tiles) = (lines::bytes_mut(&mut codes), layout.tiles_down() * across);
+        for (tile, code) in view.codes().chunks_exact(bits * BIT).enumerate() {
+            pack(&whole.codebook, code, pieces);
+            for (bit, piece) in pieces.chunks_exact(BIT).enumerate() {
+                out[(bit * tiles + tile) * BIT..][..BIT].copy_from_slice(piece);
             }
         }
         share_scales(&mut parts);
@@ -199,11 +198,7 @@ impl ExpandThenDot {
                     codes,
                     stride,
                     tile_bytes: part.segment.tile_bytes,
-                    plane: if matches!(self.order, Order::Bits) {
-                        self.layout.tiles_across() * BIT
-                    } else {
-                        0
-                    },
+                    plane: if matches!(self.order, Order::Bits) { self.plane() } else { 0 },
                     strips: strips.len(),
                     tiles: part.segment.end - part.segment.start,
                     scales: &part.scales[strips.start * per_strip..strips.end * per_strip],
@@ -261,8 +256,17 @@ impl ExpandThenDot {
         &lines::bytes(&self.codes)[strip * self.stride()..]
     }
 
+    /// Bytes from a strip to the next.
     const fn stride(&self) -> usize {
-        self.layout.row_bytes()
+        match self.order {
+            Order::Bits => self.layout.tiles_across() * BIT,
+            Order::Tiles | Order::Joined(_) => self.layout.row_bytes(),
+        }
+    }
+
+    /// Bytes of one bit of all codes.
+    const fn plane(&self) -> usize {
+        self.layout.tiles_down() * self.layout.tiles_across() * BIT
     }
 
     /// Codes of a segment from its first tile in `strip` to the end of the buffer.
@@ -313,7 +317,7 @@ impl LinearKernel for ExpandThenDot {
                     }
                     Order::Bits => {
                         let pieces = self.strip(strip).chunks_exact(BIT).skip(across);
-                        let pieces = pieces.step_by(self.layout.tiles_across());
+                        let pieces = pieces.step_by(self.plane() / BIT);
                         joined
                             .chunks_exact_mut(BIT)
                             .zip(pieces)

@@ -1,6 +1,7 @@
 //! Nested scalar codes, read by their bits: no tile is joined in memory.
 //!
 //! A tile is a piece of 32 bytes for each bit of its codes, and a precision reads the first pieces.
+//! Those of one bit lie together for all tiles of a matrix.
 //! Bytes of the four vectors of weights share their bits: nibbles of two vectors hold the lower
 //! four bits of all codes, those of two others the upper four. The first two pieces are the pairs
 //! of lowest bits, four to a byte. Each further piece is 256 bits, in four 64-bit lanes that are
@@ -17,7 +18,7 @@ use fracbit_kernels::{Args, Packing};
 
 /// Bytes of a piece.
 const PIECE: usize = TILE / 8;
-/// Bytes that are read between asking for codes and their turn.
+/// Bytes of all planes that are read between asking for codes and their turn.
 const AHEAD: usize = 16_384;
 /// The order of the microkernels here.
 pub(super) const PACKING: Packing = Packing { pack, unpack };
@@ -27,7 +28,6 @@ pub(super) const PACKING: Packing = Packing { pack, unpack };
 pub(super) struct Nibbles<const BITS: usize> {
     table: __m512i,
     plane: usize,
-    ahead: usize,
 }
 
 /// Codes of `BITS` bits (5 to 8).
@@ -35,7 +35,6 @@ pub(super) struct Nibbles<const BITS: usize> {
 pub(super) struct Bytes<const BITS: usize> {
     table: [__m512i; 4],
     plane: usize,
-    ahead: usize,
 }
 
 impl<const BITS: usize> Expand for Nibbles<BITS> {
@@ -53,7 +52,7 @@ impl<const BITS: usize> Expand for Nibbles<BITS> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn new(args: &Args<'_>) -> Self {
-        Self { table: line(&args.table[0]), plane: args.plane, ahead: ahead(args, BITS) }
+        Self { table: line(&args.table[0]), plane: args.plane }
     }
 
     #[inline]
@@ -64,8 +63,8 @@ impl<const BITS: usize> Expand for Nibbles<BITS> {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn ask(&self, _reads: Reads, _code: *const u8, tile: usize, strip: *const u8, _bytes: usize) {
-        ask(strip.wrapping_add(self.ahead + tile * BITS * PIECE), BITS);
+    unsafe fn ask(&self, _reads: Reads, code: *const u8, tile: usize, _bytes: usize) {
+        ask(code, self.plane, tile, BITS);
     }
 
     #[inline]
@@ -101,7 +100,7 @@ impl<const BITS: usize> Expand for Bytes<BITS> {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn new(args: &Args<'_>) -> Self {
         let table = std::array::from_fn(|i| line(&args.table[i]));
-        Self { table, plane: args.plane, ahead: ahead(args, BITS) }
+        Self { table, plane: args.plane }
     }
 
     #[inline]
@@ -112,8 +111,8 @@ impl<const BITS: usize> Expand for Bytes<BITS> {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn ask(&self, _reads: Reads, _code: *const u8, tile: usize, strip: *const u8, _bytes: usize) {
-        ask(strip.wrapping_add(self.ahead + tile * BITS * PIECE), BITS);
+    unsafe fn ask(&self, _reads: Reads, code: *const u8, tile: usize, _bytes: usize) {
+        ask(code, self.plane, tile, BITS);
     }
 
     #[inline]
@@ -151,20 +150,15 @@ impl<const BITS: usize> Expand for Bytes<BITS> {
     }
 }
 
-/// Bytes from a strip to that which should be asked for meanwhile, so many behind it that [`AHEAD`]
-/// bytes are read before it comes.
-fn ahead(args: &Args<'_>, bits: usize) -> usize {
-    let together = Reads::of_machine().strips;
-    AHEAD.div_ceil(args.tiles * bits * PIECE).next_multiple_of(together) * args.stride
-}
-
-/// Asks for `bits` pieces of a tile at `at`, a place in strips that are read later: pieces of a
-/// strip are many short streams, but together they are one run of bytes.
+/// Asks for what comes behind in each of `bits` planes, from the tile at `code` on: a line has the
+/// pieces of two tiles.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-fn ask(at: *const u8, bits: usize) {
-    for line in (0..bits * PIECE).step_by(64) {
-        _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(line).cast());
+fn ask(code: *const u8, plane: usize, tile: usize, bits: usize) {
+    if tile.is_multiple_of(2) {
+        for bit in 0..bits {
+            _mm_prefetch::<_MM_HINT_T1>(code.wrapping_add(bit * plane + AHEAD / bits).cast());
+        }
     }
 }
 

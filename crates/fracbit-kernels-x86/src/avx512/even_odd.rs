@@ -87,7 +87,7 @@ pub(super) unsafe fn even_odd<E: Expand>(e: &E, args: &Args<'_>, panel: Panel<'_
                     unsafe {
                         let tile = block.start + first + tile;
                         let code = codes.add((tile + 1) * args.tile_bytes);
-                        e.ask(reads, code, tile, codes, args.tile_bytes);
+                        e.ask(reads, code, tile, args.tile_bytes);
                         let next = e.begin(code);
                         [*low, *high] = e.eights(mid, books).map(|[first, last, ..]| [first, last]);
                         mid = next;

@@ -40,11 +40,11 @@ pub(super) trait Expand: Copy {
     /// The vectors of `mid`.
     fn parts(mid: &mut Self::Mid) -> &mut [__m512i];
 
-    /// Asks for what comes behind the tile of `bytes` bytes at `code`. `tile` counts the tiles of
-    /// the strip at hand, which begins at `strip`.
+    /// Asks for what comes behind the tile of `bytes` bytes at `code`; `tile` counts the tiles of
+    /// the strip at hand.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn ask(&self, reads: Reads, code: *const u8, _tile: usize, _strip: *const u8, bytes: usize) {
+    unsafe fn ask(&self, reads: Reads, code: *const u8, _tile: usize, bytes: usize) {
         reads.ask(code, bytes);
     }
 

@@ -268,7 +268,7 @@ unsafe fn side_by_side<E: Expand, const S: usize>(
                 for s in 0..S {
                     let last = tile + 1 == args.tiles;
                     let code = if last { after[s] } else { codes[s].add((tile + 1) * args.tile_bytes) };
-                    e.ask(reads, code, tile, codes[s], args.tile_bytes);
+                    e.ask(reads, code, tile, args.tile_bytes);
                     let next = e.begin(code);
                     let weights = e.end_by(current[s], books[s]);
                     current[s] = next;
@@ -341,7 +341,7 @@ unsafe fn few_tokens<E: Expand>(e: &E, args: &Args<'_>, out: &mut [f32]) {
                 // tile behind the last.
                 unsafe {
                     let code = codes.add(args.tiles.min(tile + 2) * args.tile_bytes);
-                    e.ask(reads, code, tile, codes, args.tile_bytes);
+                    e.ask(reads, code, tile, args.tile_bytes);
                     let meet = |v: usize, weights: &[__m512i; 8], sums: &mut [__m512i; T]| {
                         for t in 0..T {
                             let x = rows[t].add(4 * (tile * vectors::<E>() + v)).cast::<i32>();
@@ -418,7 +418,7 @@ unsafe fn in_eights<E: Expand, const T: usize>(e: &E, args: &Args<'_>, out: &mut
                 // tile behind the last.
                 unsafe {
                     let code = codes.add((tile + 1) * args.tile_bytes);
-                    e.ask(reads, code, tile, codes, args.tile_bytes);
+                    e.ask(reads, code, tile, args.tile_bytes);
                     let [mut low, high] = e.eights(mid, books);
                     // Units that multiply take the oldest instructions first, and products of all
                     // tokens are many: left behind them, the hashes of the next tile would wait,
