@@ -110,6 +110,9 @@ impl ExpandThenDot {
     fn by_bits(kernels: &Kernels, view: &PackedView<'_>, book: &Codebook) -> Option<Self> {
         let layout = view.layout().clone();
         let (across, scheme) = (layout.tiles_across(), layout.scheme());
+        if across == 0 {
+            return None; // nothing to read
+        }
         let mut parts: Vec<Part> = Vec::new();
         for bits in scheme.precisions().map(|rate| u32::from(scheme.at(rate).quarters() / 4)) {
             let codebook = at(book, bits);
