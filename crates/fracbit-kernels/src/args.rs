@@ -82,8 +82,8 @@ pub struct Args<'a> {
     pub stride: usize,
     /// Bytes of a tile; of nested codes that are read by their bits, of one piece of it.
     pub tile_bytes: usize,
-    /// Bytes from a piece of a tile to its next one, for nested codes that are read by their bits:
-    /// there are as many pieces as bits. 0 for all others.
+    /// Bytes from a piece of a tile to its next one, for nested codes that are read by their bits;
+    /// 0 for all others.
     pub plane: usize,
     /// Strips, 1 to [`MAX_STRIPS`], or for one token and with [`Interleave::EvenOdd`] to
     /// [`ONE_TOKEN_STRIPS`].
@@ -206,6 +206,12 @@ impl Args<'_> {
         self.out_at(self.strips, self.tokens - 1)
     }
 
+    /// Pieces of a tile: as many as bits where nested codes are read by these.
+    #[must_use]
+    pub fn pieces(&self) -> usize {
+        if self.plane > 0 { self.codebook.entries().len().ilog2() as usize } else { 1 }
+    }
+
     /// Repeats the promises as debug assertions; microkernels call it first.
     pub fn debug_check(&self) {
         let most = if self.tokens == 1 || self.interleave == Some(Interleave::EvenOdd) {
@@ -216,8 +222,7 @@ impl Args<'_> {
         debug_assert!((1..=most).contains(&self.strips), "strips of a call");
         debug_assert!((1..=MAX_TOKENS).contains(&self.tokens), "tokens of a call");
         debug_assert!(self.tokens == 1 || self.out_stride >= self.strips * TILE_ROWS, "outputs of a token");
-        let planes = if self.plane > 0 { self.codebook.entries().len().ilog2() as usize } else { 1 };
-        let last = (self.strips - 1) * self.stride + (planes - 1) * self.plane;
+        let last = (self.strips - 1) * self.stride + (self.pieces() - 1) * self.plane;
         let end = last + self.tiles * self.tile_bytes;
         debug_assert!(self.codes.len() >= end + OVERREAD, "codes reach past the last tile");
         debug_assert_eq!(self.scales.len(), self.strips * self.groups * 16, "one scale per row and group");

@@ -23,26 +23,19 @@ const AHEAD: usize = 16_384;
 /// The order of the microkernels here.
 pub(super) const PACKING: Packing = Packing { pack, unpack };
 
-/// Codes of up to `BITS` bits (2 to 4).
+/// Codes of `BITS` bits in `N` vectors of nibbles: two up to four bits, else four.
 #[derive(Clone, Copy)]
-pub(super) struct Nibbles<const BITS: usize> {
-    table: __m512i,
-    plane: usize,
-}
-
-/// Codes of `BITS` bits (5 to 8).
-#[derive(Clone, Copy)]
-pub(super) struct Bytes<const BITS: usize> {
+pub(super) struct Bits<const BITS: usize, const N: usize> {
     table: [__m512i; 4],
     plane: usize,
 }
 
-impl<const BITS: usize> Expand for Nibbles<BITS> {
+impl<const BITS: usize, const N: usize> Expand for Bits<BITS, N> {
     const WIDE: bool = false;
     const BOUND: bool = true;
-    const IN_EIGHTS: usize = 8;
-    /// Two vectors of nibbles; two bits leave those of their neighbours in them.
-    type Mid = [__m512i; 2];
+    const IN_EIGHTS: usize = if N == 2 { 8 } else { 6 };
+    /// Lower nibbles, and upper ones; two bits leave those of their neighbours in them.
+    type Mid = [__m512i; N];
 
     #[inline]
     fn parts(mid: &mut Self::Mid) -> &mut [__m512i] {
@@ -52,55 +45,8 @@ impl<const BITS: usize> Expand for Nibbles<BITS> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn new(args: &Args<'_>) -> Self {
-        Self { table: line(&args.table[0]), plane: args.plane }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn signed(self) -> Self {
-        Self { table: flip(self.table), ..self }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn ask(&self, _reads: Reads, code: *const u8, tile: usize, _bytes: usize) {
-        ask(code, self.plane, tile, BITS);
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn begin(&self, code: *const u8) -> Self::Mid {
-        // SAFETY: promised by the caller.
-        unsafe { lower::<BITS>(code, self.plane) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn end(&self, [even, odd]: Self::Mid) -> [[__m512i; 4]; 2] {
-        let zero = _mm512_setzero_si512();
-        // What stands above an index does not matter: the table repeats.
-        let weights = |index| _mm512_permutexvar_epi8(index, self.table);
-        let upper = |nibbles| _mm512_srli_epi16::<4>(nibbles);
-        [[weights(even), weights(odd), zero, zero], [weights(upper(even)), weights(upper(odd)), zero, zero]]
-    }
-}
-
-impl<const BITS: usize> Expand for Bytes<BITS> {
-    const WIDE: bool = false;
-    const BOUND: bool = true;
-    /// Lower nibbles, and upper ones.
-    type Mid = [[__m512i; 2]; 2];
-
-    #[inline]
-    fn parts(mid: &mut Self::Mid) -> &mut [__m512i] {
-        mid.as_flattened_mut()
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn new(args: &Args<'_>) -> Self {
-        let table = std::array::from_fn(|i| line(&args.table[i]));
-        Self { table, plane: args.plane }
+        const { assert!(N == if BITS > 4 { 4 } else { 2 }, "room for all bits") };
+        Self { table: std::array::from_fn(|i| line(&args.table[i])), plane: args.plane }
     }
 
     #[inline]
@@ -118,30 +64,42 @@ impl<const BITS: usize> Expand for Bytes<BITS> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn begin(&self, code: *const u8) -> Self::Mid {
+        let mut out = [_mm512_setzero_si512(); N];
         // SAFETY: promised by the caller.
         unsafe {
-            let mut upper = [_mm512_setzero_si512(); 2];
-            for bit in 4..BITS {
-                join(&mut upper, code.add(bit * self.plane), bit);
+            let first = _mm512_castsi256_si512(piece(code));
+            let pairs = _mm512_inserti64x4::<1>(first, piece(code.add(self.plane)));
+            (out[0], out[1]) = (pairs, _mm512_srli_epi16::<2>(pairs));
+            if BITS > 2 {
+                let mask = _mm512_set1_epi8(0x33);
+                (out[0], out[1]) = (_mm512_and_si512(out[0], mask), _mm512_and_si512(out[1], mask));
             }
-            [lower::<4>(code, self.plane), upper]
+            for bit in 2..BITS {
+                join(&mut out[bit / 4 * 2..], code.add(bit * self.plane), bit);
+            }
         }
+        out
     }
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-    unsafe fn end(&self, [lower, upper]: Self::Mid) -> [[__m512i; 4]; 2] {
+    unsafe fn end(&self, nibbles: Self::Mid) -> [[__m512i; 4]; 2] {
         let mut out = [[_mm512_setzero_si512(); 4]; 2];
         let fifteen = _mm512_set1_epi8(15);
         let t = &self.table;
-        for (piece, (low, high)) in lower.into_iter().zip(upper).enumerate() {
-            let halves = [(low, _mm512_slli_epi16::<4>(high)), (_mm512_srli_epi16::<4>(low), high)];
-            for (out, (low, high)) in out.iter_mut().zip(halves) {
-                let index = _mm512_ternarylogic_epi64::<0xCA>(fifteen, low, high);
-                // What stands above an index of up to six bits is not looked at.
-                out[piece] = match BITS {
+        for piece in 0..2 {
+            let low = nibbles[piece];
+            for (half, mut index) in [low, _mm512_srli_epi16::<4>(low)].into_iter().enumerate() {
+                if N > 2 {
+                    let high = nibbles[2 + piece];
+                    let high = if half == 0 { _mm512_slli_epi16::<4>(high) } else { high };
+                    index = _mm512_ternarylogic_epi64::<0xCA>(fifteen, index, high);
+                }
+                out[half][piece] = match BITS {
                     8 => full(index, t),
                     7 => _mm512_permutex2var_epi8(t[0], index, t[1]),
+                    // What stands above an index of up to four bits does not matter, for the table
+                    // repeats, and above six bits nothing is looked at.
                     _ => _mm512_permutexvar_epi8(index, t[0]),
                 };
             }
@@ -162,41 +120,17 @@ fn ask(code: *const u8, plane: usize, tile: usize, bits: usize) {
     }
 }
 
-/// The lowest `BITS` bits of all codes, up to four.
-///
-/// # Safety
-/// `code` starts a tile whose pieces are `plane` bytes apart.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-unsafe fn lower<const BITS: usize>(code: *const u8, plane: usize) -> [__m512i; 2] {
-    // SAFETY: promised by the caller.
-    unsafe {
-        let first = _mm512_castsi256_si512(piece(code));
-        let pairs = _mm512_inserti64x4::<1>(first, piece(code.add(plane)));
-        let odd = _mm512_srli_epi16::<2>(pairs);
-        if BITS == 2 {
-            return [pairs, odd];
-        }
-        let mask = _mm512_set1_epi8(0x33);
-        let mut out = [_mm512_and_si512(pairs, mask), _mm512_and_si512(odd, mask)];
-        for bit in 2..BITS {
-            join(&mut out, code.add(bit * plane), bit);
-        }
-        out
-    }
-}
-
-/// Joins a bit of all codes, whose piece is at `at`, to the others of their nibbles.
+/// Joins a bit of all codes, whose piece is at `at`, to the others of the first two `nibbles`.
 ///
 /// # Safety
 /// A piece is readable at `at`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
-unsafe fn join(nibbles: &mut [__m512i; 2], at: *const u8, bit: usize) {
+unsafe fn join(nibbles: &mut [__m512i], at: *const u8, bit: usize) {
     // SAFETY: promised by the caller.
     let both = _mm512_broadcast_i64x4(unsafe { piece(at) });
     let place = _mm512_set1_epi8([0x11, 0x22, 0x44, 0x88u8.cast_signed()][bit % 4]);
-    for (odd, nibbles) in (0..).zip(nibbles) {
+    for (odd, nibbles) in (0..2).zip(nibbles) {
         let turns = _mm512_setr_epi64(odd, odd, odd, odd, 2 + odd, 2 + odd, 2 + odd, 2 + odd);
         *nibbles = _mm512_ternarylogic_epi64::<0xF8>(*nibbles, _mm512_rorv_epi64(both, turns), place);
     }

@@ -99,19 +99,20 @@ pub(crate) fn amx_microkernel(codebook: &Codebook) -> Option<Microkernel> {
 
 /// The microkernel that reads a nested code of `codebook`'s bits by these.
 pub(crate) fn by_bits(codebook: &Codebook) -> Option<Microkernel> {
-    let (table, run) = tables::by_bits(codebook, Avx512::detect()?)?;
-    // SAFETY: as in `microkernel`; pieces are read as `Args` promises them.
-    let microkernel = unsafe { Microkernel::new(Isa::Avx512, table, LANES, run) };
-    Some(microkernel.with_packing(bits::PACKING).with_panels(&[Interleave::Eights]))
+    by_bits_on(Isa::Avx512, codebook, &[Interleave::Eights])
 }
 
 /// As [`by_bits`], with several tokens to AMX.
 pub(crate) fn amx_by_bits(codebook: &Codebook) -> Option<Microkernel> {
     Amx::detect()?;
+    by_bits_on(Isa::Amx, codebook, &[Interleave::EvenOdd, Interleave::Rows])
+}
+
+fn by_bits_on(isa: Isa, codebook: &Codebook, panels: &'static [Interleave]) -> Option<Microkernel> {
     let (table, run) = tables::by_bits(codebook, Avx512::detect()?)?;
-    // SAFETY: as in `by_bits`, and `Amx` shows the tile registers.
-    let microkernel = unsafe { Microkernel::new(Isa::Amx, table, LANES, run) };
-    Some(microkernel.with_packing(bits::PACKING).with_panels(&[Interleave::EvenOdd, Interleave::Rows]))
+    // SAFETY: as in `microkernel` and `amx_microkernel`; pieces are read as `Args` promises them.
+    let microkernel = unsafe { Microkernel::new(isa, table, LANES, run) };
+    Some(microkernel.with_packing(bits::PACKING).with_panels(panels))
 }
 
 /// A line of constants.

@@ -124,8 +124,7 @@ pub(super) fn ask_next(args: &Args<'_>, index: usize) {
 /// Where the pieces of a tile are, from the first on.
 pub(super) fn planes(args: &Args<'_>) -> impl Iterator<Item = usize> {
     let plane = args.plane;
-    let count = if plane > 0 { args.codebook.entries().len().ilog2() as usize } else { 1 };
-    (0..count).map(move |nth| nth * plane)
+    (0..args.pieces()).map(move |nth| nth * plane)
 }
 
 /// Where the first strip has the codes that [`ask_next`] asks for, and how many bytes of them every

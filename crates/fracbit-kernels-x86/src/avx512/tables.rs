@@ -1,7 +1,7 @@
 //! Which expander runs a codebook, and the constants it loads.
 
 use super::{
-    bits::{Bytes, Nibbles},
+    bits::Bits,
     expand::{Fine, Gather, Lookup, Pairs256, Wide, Wide256, kind},
     spread::{fetch, nibble, spread_lines, spread_table, start},
     strips::strips,
@@ -30,13 +30,13 @@ pub(super) fn choose(codebook: &Codebook, _proof: Avx512) -> Option<(Vec<Line>, 
 pub(super) fn by_bits(codebook: &Codebook, _proof: Avx512) -> Option<(Vec<Line>, StripFn)> {
     let len = codebook.entries().len();
     let run = match len.ilog2() {
-        2 => strips::<Nibbles<2>> as StripFn,
-        3 => strips::<Nibbles<3>>,
-        4 => strips::<Nibbles<4>>,
-        5 => strips::<Bytes<5>>,
-        6 => strips::<Bytes<6>>,
-        7 => strips::<Bytes<7>>,
-        8 => strips::<Bytes<8>>,
+        2 => strips::<Bits<2, 2>> as StripFn,
+        3 => strips::<Bits<3, 2>>,
+        4 => strips::<Bits<4, 2>>,
+        5 => strips::<Bits<5, 4>>,
+        6 => strips::<Bits<6, 4>>,
+        7 => strips::<Bits<7, 4>>,
+        8 => strips::<Bits<8, 4>>,
         _ => return None,
     };
     Some((byte_table(256, |i| i32::from(codebook.entries()[i % len])), run))
