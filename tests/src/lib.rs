@@ -15,7 +15,7 @@ use fracbit_base::Scheme;
 use fracbit_engine::{Draft, Engine, EngineOptions, Tokens};
 use fracbit_kernels::{Isa, Kernels};
 use fracbit_model::{
-    KvType, LinearId, Model, RotationMode, SampleConfig, Sampler, StateOptions, WeightSource,
+    KvType, LayerLinear, LinearId, Model, RotationMode, SampleConfig, Sampler, StateOptions, WeightSource,
 };
 use fracbit_quant::sensitivity::Fit;
 use fracbit_schedule::Scheduler;
@@ -253,29 +253,34 @@ impl Source {
         Ok(fracbit::plan(&self.inventory, &prior, options)?)
     }
 
-    /// The matrices that may be in bands of rows: embedding and head.
+    /// Some matrices that may be cut: embedding, head, and queries, up and down of the first block.
     #[must_use]
-    pub fn ends(&self) -> Vec<LinearId> {
-        self.inventory.matrices.iter().map(|m| m.id).filter(|id| !id.is_layer()).collect()
+    pub fn cut(&self) -> Vec<LinearId> {
+        let ids =
+            self.inventory.matrices.iter().filter(|m| m.pieces == 1 && m.shape.rows >= 64).map(|m| m.id);
+        let some =
+            [LayerLinear::Q, LayerLinear::Up, LayerLinear::Down].map(|which| LinearId::Layer(0, which));
+        ids.filter(|id| !id.is_layer() || some.contains(id)).collect()
     }
 
-    /// Prior sensitivities with embedding and head in bands of rows, the first of which have most
-    /// of their losses.
+    /// Prior sensitivities with [`Source::cut`] in bands of rows, the first of which have most of
+    /// their losses.
     ///
     /// # Panics
     /// When the vocabulary is too small for bands.
     #[must_use]
     pub fn banded(&self) -> Sensitivities {
-        let rows = self.opened.config.vocab_size;
-        let counts: Vec<u32> = (0..rows).map(|row| (40 * rows / (1 + row * 77 % rows)) as u32).collect();
         let mut guess = Sensitivities::prior(&self.inventory, self.rotation());
-        for id in self.ends() {
+        for id in self.cut() {
+            let rows = id.shape(&self.opened.config).rows;
+            let counts: Vec<u32> = (0..rows).map(|row| (40 * rows / (1 + row * 77 % rows)) as u32).collect();
+            let bands = Bands::of(&counts).expect("rows that are uneven enough");
             let whole = guess.of(&id.to_string()).expect("it has all");
             for (band, share) in [0.5, 0.3, 0.15, 0.05].into_iter().enumerate() {
                 guess.layers.insert(bands::band_name(id, band), Fit { a: whole * share, residual: 0.0 });
             }
+            guess.bands.insert(id.to_string(), bands);
         }
-        guess.bands = Some(Bands::of(&counts).expect("a vocabulary that is uneven enough"));
         guess
     }
 

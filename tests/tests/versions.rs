@@ -35,7 +35,7 @@ fn a_directory_of_today_holds_the_same_model() {
     for (name, _) in GOLDEN {
         let mut parts = Parts::read(&golden(name));
         let block = &mut parts.config["quantization_config"];
-        block["format_version"] = json!(3);
+        block["format_version"] = json!(4);
         let group = block.as_object_mut().and_then(|block| block.remove("group")).expect("one for all");
         for module in block["modules"].as_object_mut().expect("a map").values_mut() {
             if module["scheme"] != "f16" {
@@ -55,7 +55,7 @@ fn plans_of_version_1_are_read() {
         let text = fs::read_to_string(golden(name).join("plan.json")).expect("the plan is committed");
         let old: Value = serde_json::from_str(&text).expect("JSON");
         let plan = Plan::parse(&text, name).expect("a plan of version 1");
-        assert_eq!((old["plan_version"].as_u64(), plan.plan_version), (Some(1), 2), "{name}");
+        assert_eq!((old["plan_version"].as_u64(), plan.plan_version), (Some(1), 3), "{name}");
         for layer in &plan.layers {
             let packed = layer.scheme.to_string().parse::<Scheme>().is_ok();
             let group = if packed { old["group"].clone() } else { json!(0) };

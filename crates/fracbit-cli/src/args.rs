@@ -197,6 +197,10 @@ pub(crate) struct ShapeArgs {
     /// large channels less sensitive.
     #[arg(long)]
     pub(crate) no_smoothing: bool,
+    /// Give all rows of a matrix one scheme, not more bits to those whose errors cost most. For
+    /// GPUs, which hold a matrix of several schemes at 16 bits.
+    #[arg(long)]
+    pub(crate) no_bands: bool,
     /// Seed of rotations, and of the measurement when there is one.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
@@ -220,6 +224,7 @@ impl ShapeArgs {
             code: self.code.into(),
             rotation: self.rotation.fixed().unwrap_or(RotationMode::Online),
             smoothing: !self.no_smoothing,
+            bands: !self.no_bands,
             seed: self.seed,
             keep_head: self.keep_head,
             also: self.also.clone(),

@@ -12,9 +12,9 @@ use fracbit::{
     Calibration, Forecast, MachineProfile, Objective, Opened, Plan, PlanError, PlanOptions, Progress,
     Protocol, Sensitivities, Speed, Target, bands, compress,
     memory::MemoryBudget,
-    plan::{Inventory, OperatingPoint},
+    plan::{Inventory, OperatingPoint, PlannedMatrix},
 };
-use fracbit_base::{Bytes, Shape};
+use fracbit_base::Bytes;
 use fracbit_model::{RotationMode, WeightSource};
 use std::{cell::OnceCell, fmt, path::Path, sync::Arc, time::Duration};
 
@@ -238,9 +238,9 @@ fn how_to_measure(objective: Objective) -> &'static str {
     }
 }
 
-/// What `quantize` and `plan` measure by default.
-pub(crate) fn quick(seed: u64) -> Protocol {
-    Protocol { seed, ..Protocol::QUICK }
+/// What `quantize` and `plan` measure by default, with or without a text.
+pub(crate) fn quick(seed: u64, text: bool) -> Protocol {
+    Protocol { seed, ..if text { Protocol::QUICK_ON_TEXT } else { Protocol::QUICK } }
 }
 
 /// What may help to make a plan.
@@ -397,22 +397,17 @@ impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plan = self.0;
         let mut table = Table::new(["matrix", "shape", "scheme", "bits", "size", "loss"], &[2]);
-        for layer in &plan.layers {
-            table.row([
-                layer.name.clone(),
-                Shape::new(layer.rows, layer.cols).to_string(),
-                layer.scheme.to_string(),
-                layer.bits.to_string(),
-                Bytes(layer.bytes).to_string(),
-                format!("{:.6}", layer.predicted_loss),
-            ]);
+        for PlannedMatrix { name, schemes, bits, shape, bytes, predicted_loss } in plan.matrices() {
+            let bits = format!("{bits:.4}").trim_end_matches('0').trim_end_matches('.').to_owned();
+            let (shape, bytes) = (shape.to_string(), Bytes(bytes).to_string());
+            table.row([name, shape, schemes, bits, bytes, format!("{predicted_loss:.6}")]);
         }
         writeln!(f, "{table}")?;
-        if plan.bands.is_some() {
-            let last = bands::COUNT - 1;
+        if !plan.bands.is_empty() {
+            let (count, all) = (bands::COUNT, plan.bands.len());
             writeln!(
                 f,
-                "bands            band0 to band{last}: rows of the most frequent to the least frequent tokens"
+                "bands            of rows, {count} each, in {all} of the matrices: the first has those whose errors cost most"
             )?;
         }
         writeln!(f, "size             {} ({} bytes of tensors)", Bytes(plan.bytes), plan.bytes)?;
@@ -521,7 +516,7 @@ mod tests {
             lower_bound: 0.2,
             layers: vec![layer],
             fused: Vec::new(),
-            bands: None,
+            bands: bands::BandsOf::new(),
             cache: None,
             prices: fracbit::Prices::default(),
             objective_kind: fracbit::Objective::DataFree,
@@ -542,10 +537,21 @@ mod tests {
 
     #[test]
     fn a_plan_says_what_bands_are() {
-        let bands = bands::Bands::of(&(0..64).collect::<Vec<_>>());
-        assert!(bands.is_some());
-        let text = Shown(&Plan { bands, ..sample() }).to_string();
-        assert!(text.contains("band0 to band3: rows of the most frequent"), "{text}");
+        let cut = bands::Bands::of(&(0..64).collect::<Vec<_>>()).unwrap();
+        let whole = sample().layers.remove(0);
+        let parts = ["tcq-4", "tcq-3", "tcq-2.5", "tcq-1.5"].into_iter().enumerate();
+        let parts = parts.map(|(band, scheme)| PlannedLayer {
+            name: format!("{}.band{band}", whole.name),
+            scheme: scheme.parse().unwrap(),
+            bits: scheme[4..].parse().unwrap(),
+            rows: 16,
+            ..whole.clone()
+        });
+        let plan = Plan { bands: [(whole.name.clone(), cut)].into(), layers: parts.collect(), ..sample() };
+        let text = Shown(&plan).to_string();
+        for part in ["tcq-4 to tcq-1.5", "2.75", "64x32", "1.000000", "4 each, in 1 of the matrices"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
         assert!(!Shown(&sample()).to_string().contains("band"));
     }
 

@@ -12,6 +12,7 @@ use common::{
 use fracbit::{CompressOptions, Effort, Quiet, Rounders, Target};
 use serde_json::Value;
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -183,7 +184,9 @@ fn documents_have_the_documented_fields() {
         plan["bits_per_weight"]
     );
     let layers = plan["layers"].as_array().expect("a list");
-    assert_eq!(layers.len(), 43);
+    let whole = |l: &Value| l["name"].as_str().and_then(|n| n.split(".band").next()).map(str::to_owned);
+    assert_eq!(layers.iter().map(whole).collect::<BTreeSet<_>>().len(), 43);
+    assert!(layers.len() > 43, "some in bands of rows");
     for layer in layers {
         assert!(
             layer["name"].is_string() && layer["scheme"].is_string() && layer["bits"].is_f64(),
@@ -243,6 +246,7 @@ fn plans_are_saved_edited_and_applied() {
     let mut saved: Value = serde_json::from_slice(&fs::read(&plan).expect("it was saved")).expect("JSON");
     assert_eq!(saved, printed);
     saved["layers"][1]["scheme"] = "nuq-8".into();
+    let name = saved["layers"][1]["name"].as_str().expect("a name").to_owned();
     fs::write(&plan, saved.to_string()).expect("a writable place");
     fracbit(&["plan", text(&demo), "--bits", "4", "--save", text(&plan)])
         .failed(FAILED, &["plan.json", "--force"]);
@@ -255,7 +259,7 @@ fn plans_are_saved_edited_and_applied() {
             .json();
     assert_eq!(report["bytes"], dry["plan"]["bytes"]);
     let inspected = fracbit(&["inspect", text(&out), "--json"]).done().json();
-    assert_eq!(inspected["matrices"]["model.layers.0.self_attn.q_proj"], "nuq-8");
+    assert_eq!(inspected["matrices"][&name], "nuq-8");
     assert_eq!(inspected["bytes"], report["bytes"]);
     if let Some(other) = tiny("llama2") {
         let refused = ["quantize", text(&other), "-o", text(&out), "--plan", text(&plan), "--force"];

@@ -134,6 +134,31 @@ fn extremes_stay_exact() {
 }
 
 #[test]
+fn parts_in_one_loop_have_the_bits_of_their_own_products() {
+    let schemes = ["tcq-4", "nuq-3", "tcq-fast-2", "int-8", "qoq-g128", "aq-m2v8", "nest-nuq-2..4"];
+    let schemes = schemes.map(|s| s.parse::<Scheme>().unwrap());
+    for (isa, kernels) in [(Isa::Scalar, Kernels::scalar())].into_iter().chain(backends().0) {
+        let matrix = |scheme: Scheme, rows: usize| {
+            let books = tables(scheme).pop().expect("a table");
+            let packed = Packed::random(scheme, Shape::new(rows, 256), books, 128, rows as u64);
+            PackedMatrix::new(&kernels, &packed.view().unwrap())
+        };
+        // The last alone may end within a strip, and none need be large.
+        let rows = [[16, 96, 208, 70], [160, 16, 16, 16], [16, 16, 16, 3]];
+        for (i, rows) in rows.iter().cycle().take(schemes.len()).enumerate() {
+            let of = |part: usize| matrix(schemes[(i + part) % schemes.len()], rows[part]);
+            let matrices: Vec<PackedMatrix> = (0..4).map(of).collect();
+            for count in 1..=4 {
+                let parts: Vec<RowsOf<'_>> = matrices[4 - count..].iter().map(RowsOf::all).collect();
+                for batch in [1, 4, 9, 40] {
+                    cases::check_parts(&parts, batch, &isa.to_string());
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn gates_and_factors_may_want_their_activations_in_different_orders() {
     let (have, _) = backends();
     let schemes =

@@ -8,7 +8,7 @@ pub mod vectors;
 
 use crate::{
     Activations, Group, Kernels, PackedMatrix, Precision, RowsOf, matmul, matmul_gated_with,
-    matmul_groups_with, matmul_rows_with,
+    matmul_groups_with, matmul_parts_with, matmul_rows_with,
     vectors::{Gate, Vectors},
     with_team,
 };
@@ -192,6 +192,29 @@ pub fn check_groups(gate: &RowsOf<'_>, up: &RowsOf<'_>, pieces: usize, what: &st
         with_team(|team| matmul_gated_with(team, Gate::Silu, both, input, &mut alone, &mut want))
             .expect("rows");
         assert_same(&want, &gated[mine], &format!("{what}: tokens {tokens:?} of gate {piece}"));
+    }
+}
+
+/// Checks that products of several matrices in one loop have the bits of one product for each.
+///
+/// # Panics
+/// When they do not.
+pub fn check_parts(parts: &[RowsOf<'_>], batch: usize, what: &str) {
+    let cols = parts[0].matrix().shape().cols;
+    let input = activations(batch * cols, 13);
+    let (mut x, mut alone) = (Activations::new(), Activations::new());
+    x.announce(&input, cols).expect("whole tokens");
+    alone.announce(&input, cols).expect("whole tokens");
+    let all = parts.iter().map(RowsOf::rows).sum::<usize>();
+    let mut together = vec![f32::NAN; batch * all];
+    with_team(|team| matmul_parts_with(team, parts, &input, &mut x, &mut together)).expect("parts that fit");
+    let mut first = 0;
+    for (i, part) in parts.iter().enumerate() {
+        let mut want = vec![f32::NAN; batch * part.rows()];
+        with_team(|team| matmul_rows_with(team, part.clone(), &input, &mut alone, &mut want)).expect("rows");
+        let own = together.chunks_exact(all).flat_map(|y| &y[first..first + part.rows()]);
+        assert_same(&want, &own.copied().collect::<Vec<_>>(), &format!("{what}: part {i}, {batch} tokens"));
+        first += part.rows();
     }
 }
 

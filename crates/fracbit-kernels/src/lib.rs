@@ -29,8 +29,8 @@ pub use kernels::{Kernels, LinearProvider, Microkernel, Packing, Provider, Strip
 pub use linear::{Call, Input, LinearKernel, Precision, Prepared};
 pub use lines::{Buffer, Line, Numbers};
 pub use matmul::{
-    Group, RowsOf, matmul, matmul_gated_with, matmul_groups_with, matmul_refined_with, matmul_rows_with,
-    matmul_with,
+    Group, PARTS, RowsOf, matmul, matmul_gated_with, matmul_groups_with, matmul_parts_with,
+    matmul_refined_with, matmul_rows_with, matmul_with,
 };
 pub use matrix::PackedMatrix;
 pub use progressive::{

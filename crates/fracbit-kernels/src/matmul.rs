@@ -8,10 +8,12 @@ use crate::{
 };
 use fracbit_base::ShapeError;
 use fracbit_format::TILE_ROWS;
-use std::{marker::PhantomData, mem::MaybeUninit, ops::Range};
+use std::{array, marker::PhantomData, mem::MaybeUninit, ops::Range, slice};
 
 /// Tasks for each thread: at the end of a loop a thread waits for half a task on average.
 const TASKS: usize = 16;
+/// Matrices of one loop at most: bands of rows.
+pub const PARTS: usize = 4;
 /// Most strips of a call for few tokens, whatever a kernel wants.
 const MOST_STRIPS: usize = 4 * ONE_TOKEN_STRIPS;
 /// Strips whose outputs are stored together when there are panels of tokens. The outputs of one
@@ -194,6 +196,102 @@ pub fn matmul_groups_with(
     product(team, (first, kind), groups, values, x, y)
 }
 
+/// As [`matmul_rows_with`] for several matrices that read one input, in one loop of the team: `y`
+/// is (batch, rows of all), those of one matrix behind those of another. The bits are those of one
+/// product for each.
+///
+/// # Errors
+/// As there, and for more than [`PARTS`] matrices.
+pub fn matmul_parts_with(
+    team: &Team<'_>,
+    parts: &[RowsOf<'_>],
+    values: &[f32],
+    x: &mut Activations,
+    y: &mut [f32],
+) -> Result<(), ShapeError> {
+    if parts.is_empty() || parts.len() > PARTS {
+        return Err(ShapeError::new(OP, "matrices", format_args!("1 to {PARTS}"), parts.len()));
+    }
+    let rows = parts.iter().map(|of| of.rows.len()).sum();
+    for of in parts {
+        check(of, x)?;
+    }
+    ShapeError::check_len(OP, "x", x.batch() * x.cols(), values.len())?;
+    ShapeError::check_len(OP, "y", x.batch() * rows, y.len())?;
+    if y.is_empty() {
+        return Ok(());
+    }
+    x.block_scales.clear();
+    x.block_starts.clear();
+    let together = x.batch();
+    let mut factors = [0; PARTS];
+    for (of, factors) in parts.iter().zip(&mut factors) {
+        *factors = prepare(of, (values, together, call_tokens(slice::from_ref(of), together)), x, team);
+    }
+    let groups = Group::whole(x);
+    let strips: usize = parts.iter().map(|of| of.rows.len().div_ceil(TILE_ROWS)).sum();
+    let (start, mut first, mut tasks) = (y.as_mut_ptr(), 0, 0);
+    // Each with the tasks before it.
+    let jobs: [Option<(Job<'_>, usize, usize)>; PARTS] = array::from_fn(|i| {
+        let of = slice::from_ref(parts.get(i)?);
+        let own = of[0].rows.len();
+        let out = Output { start, len: y.len(), stride: rows, first, rows: own, life: PhantomData };
+        let (wide, unit) = call_width(of, together, strips / team.threads());
+        let most = call_tokens(of, together);
+        let job =
+            Job { of, gate: Gate::default(), factors: [factors[i], 0], most, wide, together, x, y: out };
+        let each = task_strips(strips, team.threads(), unit);
+        let before = tasks;
+        first += own;
+        tasks += own.div_ceil(TILE_ROWS).div_ceil(each);
+        Some((job, before, each))
+    });
+    team.for_each(tasks, |task| {
+        let of = jobs.iter().flatten().rfind(|(_, before, _)| *before <= task);
+        let Some((job, before, each)) = of else { return };
+        let strips = job.y.rows.div_ceil(TILE_ROWS);
+        let task = task - before;
+        job.run(&groups[0], (task * each).min(strips)..strips.min((task + 1) * each));
+    });
+    Ok(())
+}
+
+const OP: &str = "matmul";
+
+/// Whether a matrix reads inputs of this width.
+fn check(of: &RowsOf<'_>, x: &Activations) -> Result<(), ShapeError> {
+    let cols = of.matrix.shape().cols;
+    if x.cols() == cols {
+        return Ok(());
+    }
+    Err(ShapeError::new(OP, "x", format_args!("(batch, {cols})"), format_args!("(batch, {})", x.cols())))
+}
+
+/// Prepares the input of a matrix, and says where its factors start.
+fn prepare(
+    of: &RowsOf<'_>,
+    (values, together, most): (&[f32], usize, usize),
+    x: &mut Activations,
+    team: &Team<'_>,
+) -> usize {
+    let factors = x.block_scales.len();
+    let input = Input { values, precision: of.precision, together, most };
+    of.matrix.kernel().prepare(&input, &mut Prepared(x), team);
+    factors
+}
+
+/// Strips of one call of a kernel where a thread has `share` of them, and of what a task's are a
+/// multiple of.
+fn call_width(of: &[RowsOf<'_>], together: usize, share: usize) -> (usize, usize) {
+    let wide = call_strips(of, together, share);
+    let unit = match wide {
+        _ if together >= PANEL_FROM => GATHER,
+        ONE_TOKEN_STRIPS => MAX_STRIPS,
+        wide => wide,
+    };
+    (wide, unit)
+}
+
 /// One matrix, or a gate and its factor.
 fn product(
     team: &Team<'_>,
@@ -203,41 +301,26 @@ fn product(
     x: &mut Activations,
     y: &mut [f32],
 ) -> Result<(), ShapeError> {
-    const OP: &str = "matmul";
     let rows = of[0].rows.len();
-    for cols in of.iter().map(|of| of.matrix.shape().cols) {
-        if x.cols() != cols {
-            return Err(ShapeError::new(
-                OP,
-                "x",
-                format_args!("(batch, {cols})"),
-                format_args!("(batch, {})", x.cols()),
-            ));
-        }
+    for of in of {
+        check(of, x)?;
     }
     ShapeError::check_len(OP, "x", x.batch() * x.cols(), values.len())?;
     ShapeError::check_len(OP, "y", x.batch() * rows, y.len())?;
     if y.is_empty() {
         return Ok(());
     }
-    let out = Output { start: y.as_mut_ptr(), len: y.len(), rows, life: PhantomData };
+    let out = Output { start: y.as_mut_ptr(), len: y.len(), stride: rows, first: 0, rows, life: PhantomData };
     x.block_scales.clear();
     x.block_starts.clear();
     let together = groups.iter().map(|group| group.tokens.len()).max().unwrap_or(0);
     let most = call_tokens(of, together);
     let mut factors = [0; 2];
     for (of, factors) in of.iter().zip(&mut factors) {
-        *factors = x.block_scales.len();
-        let input = Input { values, precision: of.precision, together, most };
-        of.matrix.kernel().prepare(&input, &mut Prepared(&mut *x), team);
+        *factors = prepare(of, (values, together, most), x, team);
     }
     let strips = rows.div_ceil(TILE_ROWS);
-    let wide = call_strips(of, together, groups.len() * strips / team.threads());
-    let unit = match wide {
-        _ if together >= PANEL_FROM => GATHER,
-        ONE_TOKEN_STRIPS => MAX_STRIPS,
-        wide => wide,
-    };
+    let (wide, unit) = call_width(of, together, groups.len() * strips / team.threads());
     let job = Job { of, gate, factors, most, wide, together, x, y: out };
     let each = task_strips(groups.len() * strips, team.threads(), unit);
     let tasks = strips.div_ceil(each);
@@ -401,7 +484,7 @@ fn cleared(numbers: &mut [MaybeUninit<f32>]) -> &mut [f32] {
     #[expect(unsafe_code, reason = "numbers that were just written")]
     // SAFETY: the same numbers, all written.
     unsafe {
-        std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), numbers.len())
+        slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), numbers.len())
     }
 }
 
@@ -409,13 +492,17 @@ fn cleared(numbers: &mut [MaybeUninit<f32>]) -> &mut [f32] {
 struct Output<'a> {
     start: *mut f32,
     len: usize,
+    /// Columns of `y`, and those of the matrix among them.
+    stride: usize,
+    first: usize,
     rows: usize,
     life: PhantomData<&'a mut [f32]>,
 }
 
 #[expect(unsafe_code, reason = "tasks write disjoint columns of a row-major matrix")]
-// SAFETY: `product` deals every strip of every group to one task, groups have different tokens, and
-// `store` touches only the rows of the given strips of the given tokens.
+// SAFETY: `product` and `matmul_parts_with` deal every strip of every group to one task, groups
+// have different tokens, parts different columns, and `store` touches only the columns of the given
+// strips of the given tokens.
 unsafe impl Sync for Output<'_> {}
 
 impl Output<'_> {
@@ -425,7 +512,7 @@ impl Output<'_> {
         let row = strip * TILE_ROWS;
         let width = stride.min(self.rows - row);
         for (t, out) in out.chunks_exact(stride).enumerate() {
-            let at = (token + t) * self.rows + row;
+            let at = (token + t) * self.stride + self.first + row;
             assert!(at + width <= self.len, "strip {strip} of token {token} lies inside y");
             #[expect(unsafe_code, reason = "see `Output`")]
             // SAFETY: inside `y` by the assertion; this task owns the strips; `width <= stride`.

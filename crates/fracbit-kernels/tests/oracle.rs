@@ -6,8 +6,8 @@ use fracbit_format::{PackedView, Planes};
 use fracbit_kernels::{
     Activations, Gate, Group, Isa, Kernels, PackedMatrix, Precision, RowsOf,
     cases::{self, CASES, Packed},
-    matmul, matmul_gated_with, matmul_groups_with, matmul_refined_with, matmul_rows_with, matmul_with,
-    with_team,
+    matmul, matmul_gated_with, matmul_groups_with, matmul_parts_with, matmul_refined_with, matmul_rows_with,
+    matmul_with, with_team,
 };
 
 /// `y = x W^T` from dequantized weights, with the sum of the magnitudes of its terms and the
@@ -196,6 +196,10 @@ fn rows_of_a_matrix_and_gates_are_products_too() {
             cases::check_gated(&gate, &up, batch, "scalar");
         }
     }
+    for batch in [1, 5, 40] {
+        let parts = [RowsOf::all(&shared), RowsOf::all(&other), RowsOf::new(&shared, 16..32).unwrap()];
+        cases::check_parts(&parts, batch, "scalar");
+    }
     // The rows are those of the whole product.
     let input = cases::activations(11 * 96, 3);
     let mut x = Activations::new();
@@ -209,6 +213,10 @@ fn rows_of_a_matrix_and_gates_are_products_too() {
     }
     for rows in [8..24, 0..201, 208..208] {
         assert!(RowsOf::new(&shared, rows.clone()).is_none(), "{rows:?} of 200 rows");
+    }
+    for parts in [vec![], vec![RowsOf::all(&shared); 5]] {
+        let refused = with_team(|team| matmul_parts_with(team, &parts, &input, &mut x, &mut []));
+        assert!(refused.unwrap_err().to_string().contains("matrices"));
     }
     let both = [RowsOf::new(&shared, 0..64).unwrap(), RowsOf::new(&shared, 64..80).unwrap()];
     let refused = with_team(|team| matmul_gated_with(team, Gate::Silu, both, &input, &mut x, &mut []));

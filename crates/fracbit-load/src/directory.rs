@@ -17,11 +17,11 @@ use std::{collections::BTreeMap, path::Path};
 
 /// `quant_method` of our directories.
 pub const QUANT_METHOD: &str = "fracbit";
-/// Version of the file format that this program writes. It reads versions 1 and 2 as well, which
-/// have no factors of a tied embedding and say once for all matrices how columns are grouped; in
-/// version 1 the trellis code `fast` had another hash, so that models with such matrices are
-/// refused.
-pub const FORMAT_VERSION: u32 = 3;
+/// Version of the file format that this program writes. It reads earlier ones as well: up to 3 only
+/// embedding and head are in bands, both in the same; 1 and 2 have no factors of a tied embedding
+/// and say once for all matrices how columns are grouped; in version 1 the trellis code `fast` had
+/// another hash, so that models with such matrices are refused.
+pub const FORMAT_VERSION: u32 = 4;
 /// File that holds the plan.
 pub const PLAN_FILE: &str = "plan.json";
 
@@ -174,7 +174,13 @@ pub const fn dtype(element: Element) -> Dtype {
     }
 }
 
-/// Tensor that says which band of rows of embedding and head each token is in.
+/// Tensor that says which band each row of a matrix is in.
+#[must_use]
+pub fn bands_name(id: LinearId) -> String {
+    format!("{}.bands", id.weight_name())
+}
+
+/// The same up to format version 3, for embedding and head together.
 pub const BANDS: &str = "fracbit.bands";
 
 /// Tensor of what the rows of a tied embedding are divided by, once they are turned back.

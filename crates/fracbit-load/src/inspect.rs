@@ -79,7 +79,7 @@ pub fn inspect(dir: &Path) -> Result<Inspection, Error> {
         if let Some(block) = &opened.quantization
             && let Some(modules) = block.bands(id, dir)?
         {
-            let bands = Reader { checkpoint: &opened.checkpoint, verify: false }.bands(shape.rows)?;
+            let bands = Reader { checkpoint: &opened.checkpoint, verify: false }.bands(id, shape.rows)?;
             for (band, module) in modules.into_iter().enumerate() {
                 let weights = bands.rows(band).count() * shape.cols;
                 note(band_name(id, band), module.scheme.to_string(), weights);

@@ -1,12 +1,13 @@
 //! Layers whose rows lie in several packed matrices.
 
+use std::array;
+
 use fracbit_base::{Shape, ShapeError};
-use fracbit_kernels::{PackedMatrix, RowsOf, Team};
+use fracbit_kernels::{PARTS, PackedMatrix, RowsOf, Team, matmul_parts_with, matmul_refined_with};
 
-use crate::linear::{LinearScratch, PackedProduct};
+use crate::linear::LinearScratch;
 
-/// Rows in several packed matrices: embeddings whose frequent tokens have more bits than the rare
-/// ones.
+/// Rows in several packed matrices: those whose errors cost most have more bits than the others.
 #[derive(Debug)]
 pub(crate) struct Banded {
     pub(crate) bands: Vec<PackedMatrix>,
@@ -20,6 +21,9 @@ impl Banded {
     /// See [`Linear::banded`](crate::Linear::banded).
     pub(crate) fn new(bands: Vec<PackedMatrix>, band_of: &[u8]) -> Result<Self, ShapeError> {
         const OP: &str = "banded layer";
+        if bands.is_empty() || bands.len() > PARTS {
+            return Err(ShapeError::new(OP, "bands", format_args!("1 to {PARTS}"), bands.len()));
+        }
         let mut members: Vec<Vec<u32>> = vec![Vec::new(); bands.len()];
         let mut places = Vec::with_capacity(band_of.len());
         for (row, &band) in band_of.iter().enumerate() {
@@ -43,30 +47,46 @@ impl Banded {
     }
 
     /// The rows of one band after another times `x`, each put where it belongs in `out`, (batch,
-    /// rows).
+    /// rows); `refined` as the head of a model is.
     pub(crate) fn product(
         &self,
         team: &Team<'_>,
         x: &[f32],
-        packed: PackedProduct,
+        refined: bool,
         scratch: &mut LinearScratch,
         out: &mut [f32],
     ) -> Result<(), ShapeError> {
-        let mut rest = &self.rows[..];
+        let Shape { rows: all, cols } = self.shape();
+        scratch.quantize(x, cols)?;
+        let batch = x.len() / cols.max(1);
+        scratch.room(batch * all);
+        let (activations, precision) = (&mut scratch.activations, scratch.precision);
+        let whole = |matrix| RowsOf::all(matrix).at(precision);
+        if !refined {
+            let bands: [_; PARTS] = array::from_fn(|i| whole(self.bands.get(i).unwrap_or(&self.bands[0])));
+            let bands = &bands[..self.bands.len()];
+            matmul_parts_with(team, bands, x, activations, &mut scratch.fused[..batch * all])?;
+            self.place(team, 0, &scratch.fused[..batch * all], out);
+            return Ok(());
+        }
+        let mut first = 0;
         for matrix in &self.bands {
-            let shape = matrix.shape();
-            let (rows, behind) = rest.split_at(shape.rows);
-            rest = behind;
-            scratch.quantize(x, shape.cols)?;
-            let len = x.len() / shape.cols * shape.rows;
-            scratch.room(len);
-            let whole = RowsOf::all(matrix).at(scratch.precision);
-            packed(team, whole, x, &mut scratch.activations, &mut scratch.fused[..len])?;
-            let products = scratch.fused[..len].chunks_exact(shape.rows.max(1));
-            for (out, products) in out.chunks_exact_mut(self.rows.len()).zip(products) {
-                rows.iter().zip(products).for_each(|(&row, &y)| out[row as usize] = y);
-            }
+            let products = &mut scratch.fused[..batch * matrix.shape().rows];
+            matmul_refined_with(team, whole(matrix), x, activations, products)?;
+            self.place(team, first, products, out);
+            first += matrix.shape().rows;
         }
         Ok(())
+    }
+
+    /// Puts products, (batch, some of the rows from `first` on), where they belong.
+    fn place(&self, team: &Team<'_>, first: usize, products: &[f32], out: &mut [f32]) {
+        let batch = out.len() / self.rows.len();
+        let count = products.len() / batch;
+        let rows = &self.rows[first..first + count];
+        team.chunks(out, self.rows.len(), |token, out| {
+            let products = &products[token * count..(token + 1) * count];
+            rows.iter().zip(products).for_each(|(&row, &y)| out[row as usize] = y);
+        });
     }
 }

@@ -18,8 +18,8 @@
 //! once. A row's arithmetic does not depend on its neighbours, so fused layers give the bits of
 //! separate ones.
 //!
-//! A *banded* layer has its rows in several packed matrices, so that the rows of frequent tokens
-//! can have more bits than those of rare ones; its outputs are put back in order.
+//! A *banded* layer has its rows in several packed matrices, so that rows whose errors cost much
+//! can have more bits than the others; its outputs are put back in order.
 //!
 //! Threads take blocks of rows; a row's arithmetic is the same in every cut, and in every storage
 //! type that holds the same numbers. The products of one and of a few tokens have the same bits on
@@ -127,10 +127,6 @@ struct Fused {
     whole: Arc<PackedMatrix>,
     rows: Range<usize>,
 }
-
-/// [`matmul_rows_with`] or [`matmul_refined_with`].
-pub(crate) type PackedProduct =
-    fn(&Team<'_>, RowsOf<'_>, &[f32], &mut Activations, &mut [f32]) -> Result<(), ShapeError>;
 
 /// Work space of linear layers: the activations in integer form, shared by layers with one input.
 #[derive(Default)]
@@ -468,7 +464,7 @@ impl Linear {
         scratch: &mut LinearScratch,
         out: &mut [f32],
     ) -> Result<(), ShapeError> {
-        self.product(team, x, scratch, out, matmul_rows_with)
+        self.product(team, x, scratch, out, false)
     }
 
     /// The layer as the head of a model: as [`Linear::apply_with`] on a new input, and a packed
@@ -481,17 +477,17 @@ impl Linear {
         out: &mut [f32],
     ) -> Result<(), ShapeError> {
         scratch.new_input();
-        self.product(team, x, scratch, out, matmul_refined_with)
+        self.product(team, x, scratch, out, true)
     }
 
-    /// The layer, with `packed` as the product of packed weights.
+    /// The layer; `refined` where packed weights multiply what the rounding of `x` loses too.
     fn product(
         &self,
         team: &Team<'_>,
         x: &[f32],
         scratch: &mut LinearScratch,
         out: &mut [f32],
-        packed: PackedProduct,
+        refined: bool,
     ) -> Result<(), ShapeError> {
         let shape = self.shape();
         let batch = x.len() / shape.cols.max(1);
@@ -508,7 +504,8 @@ impl Linear {
             Weights::Packed(matrix) => {
                 scratch.quantize(x, shape.cols)?;
                 let rows = RowsOf::all(matrix).at(scratch.precision);
-                packed(team, rows, x, &mut scratch.activations, out)?;
+                let product = if refined { matmul_refined_with } else { matmul_rows_with };
+                product(team, rows, x, &mut scratch.activations, out)?;
             }
             Weights::Fused(part) => {
                 if let Some(rows) = self.rows_of(batch) {
@@ -520,7 +517,7 @@ impl Linear {
                     part.take(&scratch.fused, out);
                 }
             }
-            Weights::Banded(of) => of.product(team, x, packed, scratch, out)?,
+            Weights::Banded(of) => of.product(team, x, refined, scratch, out)?,
         }
         self.add_bias(out);
         Ok(())

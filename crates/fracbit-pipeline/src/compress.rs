@@ -207,7 +207,8 @@ pub fn sensitivities(
     kept: Option<&Path>,
     progress: &dyn Progress,
 ) -> Result<Sensitivities, Error> {
-    let protocol = Protocol { seed: weights.rotations().seed(), ..Protocol::QUICK };
+    let usual = if calibration.is_some() { Protocol::QUICK_ON_TEXT } else { Protocol::QUICK };
+    let protocol = Protocol { seed: weights.rotations().seed(), ..usual };
     let bos = weights.config().bos_token_id;
     let text = calibration.map(|c| Text::of(c, protocol.tokens, bos)).transpose()?;
     let tokens = text.as_ref().map_or(protocol.tokens, |text| text.sequences.tokens());

@@ -141,7 +141,7 @@ impl Worker {
         let (mut plan, calibration) = (job.plan.clone(), calibration.map(Arc::new));
         let inventory = Inventory::of(&opened.checkpoint, &opened.config, plan.rotation);
         plan.fit_to(&inventory)?;
-        let inventory = inventory.with_bands(plan.bands.as_ref())?.into_owned();
+        let inventory = inventory.with_bands(&plan.bands)?.into_owned();
         let known = calibration.as_deref();
         let source =
             smoothing::planned_source(&opened, plan.rotation, plan.seed, plan.smoothing, known, &Quiet)?;

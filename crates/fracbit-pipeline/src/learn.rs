@@ -242,6 +242,7 @@ mod tests {
     use fracbit_base::{Palette, Shape};
     use fracbit_model::{LayerLinear, LinearId};
     use fracbit_plan::plan::{Matrix, PlanOptions};
+    use std::collections::BTreeMap;
 
     fn inventory() -> Inventory {
         let matrix = |linear| {
@@ -254,7 +255,7 @@ mod tests {
             other_params: 0,
             stored_other: 0,
             tied: false,
-            bands: None,
+            bands: BTreeMap::new(),
         }
     }
 

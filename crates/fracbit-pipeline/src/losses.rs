@@ -11,7 +11,7 @@
 use crate::{
     Calibration,
     matrices::rounded,
-    sensitivity::{Prefix, Probe, Text},
+    sensitivity::{Prefix, Probe, Text, cut, row_costs},
 };
 use fracbit_base::Scheme;
 use fracbit_kernels::{Kernels, PackedMatrix};
@@ -234,6 +234,16 @@ pub fn measure_along(
         checkpoint(&result)?;
         progress.advance(1);
     }
+    // One after another bands of so many matrices would take long: their shares are those of small
+    // errors in the original model.
+    let plain = work.plain()?;
+    let original = Model::from_source(&plain)?.with_kernels(&work.kernels);
+    let seed = source.rotations().seed();
+    for (id, halves) in row_costs(&original, &plain, source, seed, &text.sequences, progress)? {
+        if id.is_layer() {
+            cut(&mut result, plain.config(), id, &halves)?;
+        }
+    }
     Ok(result)
 }
 
@@ -255,13 +265,16 @@ impl<'a> Work<'a> {
         progress: &'a dyn Progress,
     ) -> Result<(Self, Probe, Vec<LinearId>), Error> {
         let ids: Vec<LinearId> = LinearId::all(source.config()).collect();
-        let config = source.config().clone();
-        let plain = WeightSource::new(Arc::clone(source.checkpoint()), config, RotationMode::None, 0)?;
-        let kernels = fracbit_load::kernels()?;
-        let original = Model::from_source(&plain)?.with_kernels(&kernels);
+        let work = Self { source, options, kernels: fracbit_load::kernels()?, progress, moments: None };
+        let original = Model::from_source(&work.plain()?)?.with_kernels(&work.kernels);
         let probe = Probe::of(&original, text.sequences.iter().map(<[u32]>::to_vec).collect())?;
-        let work = Self { source, options, kernels, progress, moments: None };
         Ok((work, probe, ids))
+    }
+
+    /// The weights without rotation.
+    fn plain(&self) -> Result<WeightSource, Error> {
+        let config = self.source.config().clone();
+        Ok(WeightSource::new(Arc::clone(self.source.checkpoint()), config, RotationMode::None, 0)?)
     }
 
     /// The model with every matrix in the default scheme.

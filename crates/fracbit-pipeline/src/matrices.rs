@@ -7,7 +7,7 @@ use fracbit_io::ShardWriter;
 use fracbit_kernels::{Kernels, PackedMatrix};
 use fracbit_load::{Error, Progress, directory::plane_name};
 use fracbit_model::{Linear, LinearId, Matrix, WeightSource};
-use fracbit_plan::{Plan, planned::PlannedLayer, storage::Storage};
+use fracbit_plan::{Plan, bands::Bands, planned::PlannedLayer, storage::Storage};
 use fracbit_quant::{Grouping, Hessian, Rounders, Rounding};
 use half::f16;
 use serde::{Deserialize, Serialize};
@@ -55,11 +55,16 @@ pub(crate) fn planned_matrix(
     layer: &PlannedLayer,
 ) -> Result<Matrix, Error> {
     let mut matrix = source.linear(id)?;
-    if let (Some(bands), Some(band)) = (&plan.bands, layer.band()) {
+    if let Some((bands, band)) = band(plan, id, layer) {
         matrix.data = bands.take(band, &matrix.data, matrix.shape.cols);
         matrix.shape.rows = layer.rows;
     }
     Ok(matrix)
+}
+
+/// Where the rows of a planned matrix are, if it is a band of one.
+fn band<'a>(plan: &'a Plan, id: LinearId, layer: &PlannedLayer) -> Option<(&'a Bands, usize)> {
+    Some((plan.bands.get(&id.to_string())?, layer.band()?))
 }
 
 /// What rounding matrices takes.
@@ -125,17 +130,20 @@ impl Rounds<'_> {
         Ok(())
     }
 
-    /// Rounds one matrix, for the moments that were set for it if any; `shift` is added to it
-    /// before.
+    /// Rounds one matrix, or a band of its rows, for the moments that were set for it if any;
+    /// `shift` is added to the whole before.
     pub(crate) fn make(
         &self,
         id: LinearId,
         layer: &PlannedLayer,
         shift: Option<&[f32]>,
     ) -> Result<Made, Error> {
-        let bias = self.source.bias(id)?;
+        // Of bands the first brings that of all rows.
+        let bias = if layer.band().is_none_or(|band| band == 0) { self.source.bias(id)? } else { None };
         let mut matrix = planned_matrix(self.source, self.plan, id, layer)?;
-        if let Some(shift) = shift {
+        let own = band(self.plan, id, layer).zip(shift);
+        let own = own.map(|((bands, band), shift)| bands.take(band, shift, matrix.shape.cols));
+        if let Some(shift) = own.as_deref().or(shift) {
             matrix.data.iter_mut().zip(shift).for_each(|(w, s)| *w += s);
         }
         let (relative_error, stored) = match layer.scheme {
@@ -176,12 +184,13 @@ impl Matrices<'_> {
     pub(crate) fn write_parts(
         &mut self,
         parts: &[(LinearId, PlannedLayer)],
+        shift: Option<&[f32]>,
     ) -> Result<(Vec<LayerReport>, Vec<Stored>), Error> {
-        parts.iter().map(|(id, layer)| self.write(*id, layer, None)).collect()
+        parts.iter().map(|(id, layer)| self.write(*id, layer, shift)).collect()
     }
 
     /// The layer that a stored matrix will be at run time.
-    pub(crate) fn linear(&self, id: LinearId, stored: Stored, kernels: &Kernels) -> Result<Linear, Error> {
+    fn linear(&self, id: LinearId, stored: Stored, kernels: &Kernels) -> Result<Linear, Error> {
         let bias = self.rounds.source.bias(id)?;
         let linear = match stored {
             Stored::Half(values) => {
@@ -200,7 +209,7 @@ impl Matrices<'_> {
         mut parts: Vec<Stored>,
         kernels: &Kernels,
     ) -> Result<Linear, Error> {
-        let Some(bands) = self.rounds.plan.bands.as_ref().filter(|_| parts.len() > 1) else {
+        let Some(bands) = self.rounds.plan.bands.get(&id.to_string()) else {
             return self.linear(id, parts.remove(0), kernels);
         };
         let packed = |part: Stored| match part {

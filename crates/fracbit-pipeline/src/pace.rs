@@ -4,7 +4,7 @@
 //! weight through the search of the scheme that the plan will be near to. The steps are counted in
 //! these units; the counts of passes are in [`Work`].
 
-use crate::learn;
+use crate::{learn, sensitivity};
 use fracbit_base::{Scheme, Shape};
 use fracbit_load::{Error, Opened};
 use fracbit_model::{Block, LinearId, RotationMode, StateOptions};
@@ -38,10 +38,11 @@ pub struct Work {
 
 /// What the steps take in passes of a text through the blocks, fitted to SmolLM2 on two cores with
 /// AVX2 (`docs/lab/2026-11-quality.md`): with moments on the way; of the original and the quantized
-/// block, in parts; back and forth for the curvature, and eight noisy models.
+/// block, in parts; back and forth for the curvature; eight noisy models.
 const CALIBRATING: f64 = 2.0;
 const SEQUENTIAL: f64 = 4.0;
-const MEASURING: f64 = 14.0;
+const MEASURING: f64 = 6.0;
+const TOGETHER: f64 = 8.0;
 /// Passes of a matrix's measurement, through half of the model on average, twice; and of tuning,
 /// there and back four times.
 const LEARNING: f64 = 1.0;
@@ -109,9 +110,11 @@ impl Pace {
         if work.learned > 0 {
             let each = LEARNING * self.token + 2.0 * self.logits;
             seconds += (work.learned * learn::MEASURED) as f64 * each + work.tokens as f64 * TUNING * whole;
+            seconds += learn::MEASURED as f64 * MEASURING * whole;
             seconds += self.weights as f64 * self.weight;
         } else {
-            seconds += work.measured as f64 * MEASURING * whole;
+            let few = work.measured.min(sensitivity::TOGETHER_TOKENS) as f64;
+            seconds += (work.measured as f64 * MEASURING + few * TOGETHER) * whole;
         }
         Duration::from_secs_f64(seconds)
     }

@@ -20,9 +20,7 @@ use fracbit_io::{
 };
 use fracbit_load::{
     Error, Opened, Progress,
-    directory::{
-        self, BANDS, EMBEDDING_DIVISORS, FINAL_FACTORS, QuantizationConfig, codebook_names, plane_name,
-    },
+    directory::{self, EMBEDDING_DIVISORS, FINAL_FACTORS, QuantizationConfig, codebook_names, plane_name},
     require_memory,
 };
 use fracbit_model::{LayerLinear, LinearId, WeightSource};
@@ -36,7 +34,7 @@ use fracbit_quant::Rounders;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -162,8 +160,9 @@ impl MemoryEstimate {
         // f32 moments and factor, and f64 while factoring.
         let mut moments = if calibrated { 16 * widest * widest } else { 0 };
         if sequential {
-            let blocks = plan.layers.iter().filter(|l| l.name.contains(".layers."));
-            let (count, weights) = blocks.fold((0, 0), |(n, w), l| (n + 1, w + (l.rows * l.cols) as u64));
+            let blocks = inventory.matrices.iter().filter(|m| m.id.is_layer());
+            let count = blocks.clone().map(|m| m.id).collect::<BTreeSet<_>>().len() as u64;
+            let weights: u64 = blocks.map(|m| m.shape.len() as u64).sum();
             let block = weights * LayerLinear::ALL.len() as u64 / count.max(1);
             moments += 2 * 4 * block + 8 * widest * widest + 3 * 4 * largest;
             let down = |m: &&plan::Matrix| matches!(m.id, LinearId::Layer(_, LayerLinear::Down));
@@ -252,7 +251,7 @@ pub fn quantize_in(
     }
     // What is not done of it is said before hours of work.
     let pooling = Pooling::read(source.checkpoint().path(), source.config().hidden_size)?;
-    let inventory = &*inventory.with_bands(plan.bands.as_ref())?;
+    let inventory = &*inventory.with_bands(&plan.bands)?;
     let estimate = MemoryEstimate::new(
         &plan,
         inventory,
@@ -298,8 +297,8 @@ pub fn quantize_in(
         for id in inventory::stored_floats(source.config(), plan.rotation) {
             writer.write(&id.weight_name(), &f32_bytes(&source.floats(id)?))?;
         }
-        if let Some(bands) = &plan.bands {
-            writer.write(BANDS, &bands.to_bytes())?;
+        for (id, bands) in in_bands(&plan) {
+            writer.write(&directory::bands_name(id), &bands.to_bytes())?;
         }
         if let Some(divisors) = source.rotations().embedding_divisors() {
             writer.write(EMBEDDING_DIVISORS, &f32_bytes(divisors))?;
@@ -431,6 +430,11 @@ fn stored_codebook(codebooks: &BTreeMap<Scheme, Codebook>, scheme: Scheme) -> Re
         .ok_or(PlanError::NoErrorEntry { scheme }.into())
 }
 
+/// The matrices of a plan that are in bands of rows.
+fn in_bands(plan: &Plan) -> impl Iterator<Item = (LinearId, &Bands)> {
+    plan.bands.iter().filter_map(|(name, bands)| Some((name.parse().ok()?, bands)))
+}
+
 /// Every tensor in the order in which it is written.
 fn tensor_specs(
     source: &WeightSource,
@@ -449,8 +453,8 @@ fn tensor_specs(
     for id in inventory::stored_floats(config, plan.rotation) {
         specs.push(spec(id.weight_name(), Dtype::F32, &id.dimensions(config)));
     }
-    if let Some(bands) = &plan.bands {
-        specs.push(spec(BANDS.to_owned(), Dtype::U8, &[Bands::bytes(bands.each().len())]));
+    for (id, bands) in in_bands(plan) {
+        specs.push(spec(directory::bands_name(id), Dtype::U8, &[Bands::bytes(bands.each().len())]));
     }
     if let Some(divisors) = source.rotations().embedding_divisors() {
         specs.push(spec(EMBEDDING_DIVISORS.to_owned(), Dtype::F32, &[divisors.len()]));
@@ -460,8 +464,8 @@ fn tensor_specs(
     }
     for (id, layer) in plan.layers.iter().filter_map(|layer| Some((layer.id()?, layer))) {
         let shape = Shape::new(layer.rows, layer.cols);
-        if id.has_bias(config) {
-            specs.push(spec(id.bias_name(), Dtype::F32, &[shape.rows]));
+        if id.has_bias(config) && layer.band().is_none_or(|band| band == 0) {
+            specs.push(spec(id.bias_name(), Dtype::F32, &[id.shape(config).rows]));
         }
         match layer.scheme {
             Storage::F16 => specs.push(spec(id.weight_name(), Dtype::F16, &[shape.rows, shape.cols])),

@@ -32,7 +32,7 @@ use fracbit_base::{Shape, ShapeError};
 use fracbit_kernels::{Kernels, Team, Vectors, with_team};
 use fracbit_load::{Error, kernels};
 use fracbit_model::{
-    Block, BlockInput, LayerLinear, Linear, LinearId, Read, Routed, State, WeightSource, block::head_input,
+    Block, BlockInput, Linear, LinearId, Read, Routed, State, WeightSource, block::head_input,
 };
 use fracbit_plan::plan::PlannedLayer;
 use fracbit_quant::{CrossMoments, Hessian, Moments, QuantError, hessian::add_product, moments};
@@ -53,8 +53,11 @@ pub(crate) fn quantize(
     let (source, kernels) = (matrices.rounds.source, kernels()?);
     let sequences = calibration.sequences()?;
     let done = layers.len();
-    let embedding = todo.iter().filter(|(id, _)| *id == LinearId::Embed).count();
-    let at = done.saturating_sub(embedding) / LayerLinear::ALL.len();
+    let block = |(id, _): &(LinearId, PlannedLayer)| match *id {
+        LinearId::Layer(index, _) => Some(index),
+        _ => None,
+    };
+    let at = todo[..done].iter().filter_map(block).max().map_or(0, |last| last + 1);
     let mut streams = Streams {
         exact: Stream::new(source, &sequences, scratch, "exact", at),
         quantized: Stream::new(source, &sequences, scratch, "hidden", at),
@@ -77,12 +80,12 @@ pub(crate) fn quantize(
                 source.rotate_moments(LinearId::Head, &mut full)?;
                 matrices.rounds.moments =
                     Some((LinearId::Head, vec![hessian(LinearId::Head, n, full, inputs.rows())?]));
-                matrices.write_parts(unit)?.0
+                matrices.write_parts(unit, None)?.0
             }
             (LinearId::Embed, _) => {
                 // The head comes last, so a tied embedding takes the original model's moments.
                 matrices.rounds.calibrated(calibration, LinearId::Embed)?;
-                let (reports, parts) = matrices.write_parts(unit)?;
+                let (reports, parts) = matrices.write_parts(unit, None)?;
                 streams.begin(source, &matrices.joined(LinearId::Embed, parts, &kernels)?)?;
                 reports
             }
@@ -146,13 +149,14 @@ impl Streams<'_> {
             let unsolved = |source| Error::Moments { matrix: first.to_string(), source };
             let cross = Cross::new(&moments, &trusts, lost, streams).map_err(unsolved)?;
             matrices.rounds.moments = Some((first, moments));
-            for (id, layer) in unit {
-                let LinearId::Layer(_, which) = *id else { continue };
+            for parts in unit.chunk_by(|a, b| a.0 == b.0) {
+                let id = parts[0].0;
+                let LinearId::Layer(_, which) = id else { continue };
                 if BlockInput::of(which) == input {
-                    let shift = cross.shift(source, *id)?;
-                    let (report, stored) = matrices.write(*id, layer, shift.as_deref())?;
-                    quantized.block.replace(which, matrices.linear(*id, stored, kernels)?)?;
-                    reports.push(report);
+                    let shift = cross.shift(source, id)?;
+                    let (mut made, stored) = matrices.write_parts(parts, shift.as_deref())?;
+                    quantized.block.replace(which, matrices.joined(id, stored, kernels)?)?;
+                    reports.append(&mut made);
                 }
             }
         }

@@ -1,22 +1,29 @@
-//! Rows of embedding and head by how often their tokens occur.
+//! Rows of a matrix by what an error in them costs.
 //!
-//! Words are used as unevenly as Zipf's law says, so errors in a few rows of the embedding are met
-//! all the time and those in most rows hardly ever. With one scale a row, an error of relative size
-//! D in row r costs about `h_r |w_r|^2 D`, where h_r follows how often token r is read and, in the
-//! head, predicted. Rows of like frequency make a *band*, and a plan gives each band a scheme of
-//! its own. The best bits of a row are `c + log2(h_r) / 2`, so bands are cut by the logarithm of
-//! the frequency, where k-means leaves the least of what a common rate costs. What a band really
-//! costs is measured (`fracbit::losses::measure_along`), and on other tokens than those that were
-//! counted: a word that happens to be missing in one text is as rare as it seems there, and in no
-//! other.
+//! With one scale a row, an error of relative size D in row r costs about `a_r D`. The `a_r` of one
+//! matrix differ: words are used as unevenly as Zipf's law says, so errors in a few rows of the
+//! embedding are met all the time and those in most hardly ever; heads look sharply or hardly look;
+//! channels of the stream count more or less to the norm behind them. Rows of like cost make a
+//! *band*, and a plan gives each band a scheme of its own. The best bits of a row are `c +
+//! log2(a_r) / 2`, so bands are cut by the logarithm of the cost, where the least of what a common
+//! rate costs is left within them.
 //!
-//! Q-Palette's plans and those of the other papers leave the embedding alone; in small models it is
-//! a quarter of the weights and more.
+//! The costs of all rows are those of the curvature of the divergence
+//! (`fracbit_pipeline::sensitivity`), taken from two halves of a text: rows are cut only where what
+//! one half says holds on the other ([`Bands::by_cost`]). Where losses are measured in a quantized
+//! model, embedding and head are cut by how often their tokens occur ([`Bands::of`]), and what a
+//! band costs is measured on other tokens than those that were counted: a word that happens to be
+//! missing in one text is as rare as it seems there, and in no other.
+//!
+//! Q-Palette's plans and those of the other papers give a matrix one scheme and leave the embedding
+//! alone.
 
 use crate::Error;
-use fracbit_format::{BitWriter, read_bits};
+use fracbit_format::{BitWriter, TILE_ROWS, read_bits};
 use fracbit_model::LinearId;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// Bands of a matrix.
 pub const COUNT: usize = 4;
@@ -30,8 +37,14 @@ const PRIOR: f64 = 0.25;
 const EVEN: f64 = 0.125;
 /// Fewest rows that are worth bands.
 const LEAST: usize = 64;
-/// Most rounds of k-means.
-const ROUNDS: usize = 100;
+/// Places between rows that are tried for a cut at most.
+const PLACES: usize = 256;
+/// Bands are kept where they leave less than this of the loss, by the other half of the text: each
+/// is a product of its own.
+const WORTH: f64 = 0.95;
+
+/// Bands of the rows of some matrices, by name.
+pub type BandsOf = BTreeMap<String, Bands>;
 
 /// The name of a band of rows of a matrix.
 #[must_use]
@@ -46,13 +59,20 @@ pub fn parse_name(name: &str) -> Option<(LinearId, Option<usize>)> {
         None => Some((name.parse().ok()?, None)),
         Some((id, band)) => {
             let (id, band): (LinearId, _) = (id.parse().ok()?, band.parse().ok()?);
-            let fits = band < COUNT && !id.is_layer();
-            fits.then_some((id, Some(band)))
+            (band < COUNT).then_some((id, Some(band)))
         }
     }
 }
 
-/// Which band each row of a matrix is in; band 0 has the most frequent tokens. In documents a
+/// Earlier documents have one string `bands` for embedding and head: gives it to those of them that
+/// are `named` in bands.
+pub(crate) fn spread<'a>(document: &mut Value, named: impl Iterator<Item = &'a str>) {
+    let Some(one @ Value::String(_)) = document.get("bands").cloned() else { return };
+    let matrices = named.filter_map(|name| name.strip_suffix(".band0"));
+    document["bands"] = matrices.map(|name| (name.to_owned(), one.clone())).collect();
+}
+
+/// Which band each row of a matrix is in; band 0 has those whose errors cost most. In documents a
 /// string of digits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -63,51 +83,52 @@ impl Bands {
     /// too even for several.
     #[must_use]
     pub fn of(counts: &[u32]) -> Option<Self> {
-        let logs: Vec<f64> = counts.iter().map(|&count| (f64::from(count) + PRIOR).ln()).collect();
-        let mut sorted = logs.clone();
-        sorted.sort_by(|a, b| b.total_cmp(a));
-        let mut values = sorted.clone();
-        values.dedup();
-        if sorted.len() < LEAST || values.len() < COUNT {
+        Self::cut(&counts.iter().map(|&count| (f64::from(count) + PRIOR).ln()).collect::<Vec<_>>())
+    }
+
+    /// Bands for the costs of all rows as two halves of a text have them; `None` where there are
+    /// too few rows, or what one half says of them does not hold on the other.
+    #[must_use]
+    pub fn by_cost([first, second]: [&[f64]; 2]) -> Option<Self> {
+        if first.len() != second.len() || !first.iter().chain(second).all(|cost| cost.is_finite()) {
             return None;
         }
-        let sums: Vec<f64> = std::iter::once(0.0)
-            .chain(sorted.iter().scan(0.0, |sum, log| {
-                *sum += log;
-                Some(*sum)
-            }))
-            .collect();
-        #[expect(clippy::cast_precision_loss, reason = "a mean")]
-        let mean = |from: usize, to: usize| (sums[to] - sums[from]) / (to - from) as f64;
-        // Of sorted numbers a cluster is a range; equal ones stay together. Cuts start as quantiles
-        // of the rows, or of the values where most rows have one, and move until they stay.
-        let above = |floor: f64| sorted.partition_point(|&log| log >= floor);
-        let quantiles = |of: &[f64]| -> Vec<usize> {
-            (1..COUNT).map(|band| above(of[band * of.len() / COUNT - 1])).collect()
+        let left = f64::midpoint(Self::left(first, second)?, Self::left(second, first)?);
+        let both: Vec<f64> = first.iter().zip(second).map(|(a, b)| a + b).collect();
+        if left < WORTH { Self::cut(&logs(&both)) } else { None }
+    }
+
+    /// What bands by `known` costs leave of the loss by `other` ones, when each has the bits that
+    /// are best for it.
+    #[expect(clippy::cast_precision_loss, reason = "a mean")]
+    fn left(known: &[f64], other: &[f64]) -> Option<f64> {
+        let bands = Self::cut(&logs(known))?;
+        let sums = |costs: &[f64]| -> Vec<f64> {
+            (0..COUNT).map(|band| bands.rows(band).map(|row| costs[row]).sum()).collect()
         };
-        let mut cuts = quantiles(&sorted);
-        if cuts.windows(2).any(|pair| pair[0] == pair[1]) || cuts[COUNT - 2] == sorted.len() {
-            cuts = quantiles(&values);
+        let rows: Vec<f64> = (0..COUNT).map(|band| bands.rows(band).count() as f64).collect();
+        let (shares, all) = (bands.shares(&sums(known)), known.len() as f64);
+        // Bits go by the logarithm of the mean cost of a band; the mean of all stays.
+        let mean: f64 = shares.iter().zip(&rows).map(|(s, n)| n / all * (s / n).ln()).sum();
+        let left: f64 = sums(other).iter().zip(&shares).zip(&rows).map(|((o, s), n)| o * n / s).sum();
+        Some(left * mean.exp() / other.iter().sum::<f64>())
+    }
+
+    /// Bands of whole strips of rows, cut where the variance of `logs` within them is least.
+    fn cut(logs: &[f64]) -> Option<Self> {
+        let mut order: Vec<usize> = (0..logs.len()).collect();
+        order.sort_by(|&a, &b| logs[b].total_cmp(&logs[a]));
+        let sorted: Vec<f64> = order.iter().map(|&row| logs[row]).collect();
+        let even = sorted.first() == sorted.last();
+        if sorted.len() < LEAST || even || !sorted.iter().all(|log| log.is_finite()) {
+            return None;
         }
-        cuts.insert(0, 0);
-        cuts.push(sorted.len());
-        for _ in 0..ROUNDS {
-            let before = cuts.clone();
-            for band in 1..COUNT {
-                let [low, high] =
-                    [mean(before[band - 1], before[band]), mean(before[band], before[band + 1])];
-                let cut = above(f64::midpoint(low, high));
-                if cut > cuts[band - 1] && cut < before[band + 1] {
-                    cuts[band] = cut;
-                }
-            }
-            if cuts == before {
-                break;
-            }
+        let cuts = cuts(&sorted);
+        let mut bands = vec![0; logs.len()];
+        for (at, row) in order.into_iter().enumerate() {
+            bands[row] = cuts.iter().take_while(|&&cut| cut <= at).count() as u8;
         }
-        let floors: Vec<f64> = cuts[1..COUNT].iter().map(|&cut| sorted[cut - 1]).collect();
-        let band = |log: &f64| floors.iter().take_while(|&&floor| *log < floor).count() as u8;
-        Some(Self(logs.iter().map(band).collect()))
+        Some(Self(bands))
     }
 
     /// The rows of a band, ascending.
@@ -175,6 +196,55 @@ impl Bands {
     }
 }
 
+/// Logarithms of costs, of which [`EVEN`] counts by rows.
+#[expect(clippy::cast_precision_loss, reason = "a mean")]
+fn logs(costs: &[f64]) -> Vec<f64> {
+    let mean = costs.iter().map(|cost| cost.max(0.0)).sum::<f64>() / costs.len().max(1) as f64;
+    costs.iter().map(|cost| ((1.0 - EVEN) * cost.max(0.0) + EVEN * mean).ln()).collect()
+}
+
+/// Where descending numbers are cut into [`COUNT`] ranges so that the squares of what they are off
+/// the mean of their range sum up to the least. Cuts stand between strips, so that packed bands are
+/// not padded.
+fn cuts(sorted: &[f64]) -> Vec<usize> {
+    let step = TILE_ROWS * sorted.len().div_ceil(TILE_ROWS).div_ceil(PLACES);
+    let places: Vec<usize> = (0..sorted.len()).step_by(step).chain([sorted.len()]).collect();
+    let sums: Vec<[f64; 2]> = std::iter::once([0.0; 2])
+        .chain(sorted.iter().scan([0.0; 2], |sums, v| {
+            *sums = [sums[0] + v, sums[1] + v * v];
+            Some(*sums)
+        }))
+        .collect();
+    #[expect(clippy::cast_precision_loss, reason = "a mean")]
+    let spread = |from: usize, to: usize| {
+        let (a, b) = (places[from], places[to]);
+        let [sum, squares] = [0, 1].map(|i| sums[b][i] - sums[a][i]);
+        squares - sum * sum / (b - a) as f64
+    };
+    let last = places.len() - 1;
+    // The least sum for the first places in one range, in two, and so on.
+    let mut least: Vec<f64> =
+        (0..=last).map(|to| if to == 0 { f64::INFINITY } else { spread(0, to) }).collect();
+    let mut froms = Vec::new();
+    for _ in 1..COUNT {
+        let best = |to: usize| {
+            let ways = (1..to).map(|from| (from, least[from] + spread(from, to)));
+            ways.min_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0, f64::INFINITY))
+        };
+        let (from, next): (Vec<usize>, Vec<f64>) = (0..=last).map(best).unzip();
+        froms.push(from);
+        least = next;
+    }
+    let mut at = last;
+    let mut cuts: Vec<usize> = Vec::new();
+    for from in froms.iter().rev() {
+        at = from[at];
+        cuts.push(places[at]);
+    }
+    cuts.reverse();
+    cuts
+}
+
 impl From<Bands> for String {
     fn from(bands: Bands) -> Self {
         bands.0.iter().map(|&band| char::from(b'0' + band)).collect()
@@ -228,29 +298,66 @@ mod tests {
 
     #[test]
     fn cuts_are_those_of_least_variance() {
-        // All cuts of a small vocabulary, tried one by one.
-        let p = zipf(80);
-        let mut logs: Vec<f64> = p.iter().map(|&p| (f64::from(p) + PRIOR).ln()).collect();
-        logs.sort_by(|a, b| b.total_cmp(a));
-        let spread = |range: &[f64]| {
-            let mean = range.iter().sum::<f64>() / range.len() as f64;
-            range.iter().map(|l| (l - mean).powi(2)).sum::<f64>()
-        };
-        let total = |cuts: [usize; 5]| cuts.windows(2).map(|c| spread(&logs[c[0]..c[1]])).sum::<f64>();
-        let mut best = f64::INFINITY;
-        for a in 1..=77 {
-            for b in a + 1..=78 {
-                for c in b + 1..=79 {
-                    best = best.min(total([0, a, b, c, 80]));
+        // All cuts of a small vocabulary between its strips, tried one by one.
+        for rows in [240, 233] {
+            let p = zipf(rows);
+            let mut logs: Vec<f64> = p.iter().map(|&p| (f64::from(p) + PRIOR).ln()).collect();
+            logs.sort_by(|a, b| b.total_cmp(a));
+            let spread = |range: &[f64]| {
+                let mean = range.iter().sum::<f64>() / range.len() as f64;
+                range.iter().map(|l| (l - mean).powi(2)).sum::<f64>()
+            };
+            let total = |cuts: [usize; 5]| cuts.windows(2).map(|c| spread(&logs[c[0]..c[1]])).sum::<f64>();
+            let mut best = f64::INFINITY;
+            for a in 1..=12 {
+                for b in a + 1..=13 {
+                    for c in b + 1..=14 {
+                        best = best.min(total([0, 16 * a, 16 * b, 16 * c, rows]));
+                    }
                 }
             }
+            let bands = Bands::of(&p).unwrap();
+            let mut cuts = [0; 5];
+            for band in 0..COUNT {
+                cuts[band + 1] = cuts[band] + bands.rows(band).count();
+                assert!(band == COUNT - 1 || cuts[band + 1].is_multiple_of(TILE_ROWS), "{cuts:?}");
+            }
+            assert!(total(cuts) <= best + 1e-9, "{cuts:?}: {} against {best}", total(cuts));
         }
-        let bands = Bands::of(&p).unwrap();
-        let mut cuts = [0; 5];
-        for band in 0..COUNT {
-            cuts[band + 1] = cuts[band] + bands.rows(band).count();
+    }
+
+    #[test]
+    fn rows_are_cut_where_both_halves_agree() {
+        let uneven: Vec<f64> = (0..256).map(|row| f64::from(1 + row % 64).powi(2)).collect();
+        let off = |by: f64| -> Vec<f64> {
+            let noise = (0..256).map(|row| 1.0 + by * f64::from(row * 7919 % 13) / 13.0);
+            uneven.iter().zip(noise).map(|(cost, noise)| cost * noise).collect()
+        };
+        let bands = Bands::by_cost([&off(0.0), &off(0.5)]).expect("they agree");
+        assert!(bands.rows(0).all(|row| row % 64 > 32), "{bands:?}");
+        assert!(bands.rows(3).all(|row| row % 64 < 32), "{bands:?}");
+        // As uneven, but the other way round; and nothing to win.
+        let other: Vec<f64> = uneven.iter().rev().copied().collect();
+        assert_eq!(Bands::by_cost([&uneven, &other]), None);
+        assert_eq!(Bands::by_cost([&[1.0; 256], &[1.0; 256]]), None);
+        let nearly: Vec<f64> = (0..256).map(|row| 1.0 + 0.1 * f64::from(row % 3)).collect();
+        assert_eq!(Bands::by_cost([&nearly, &nearly]), None);
+        let broken: Vec<f64> =
+            uneven.iter().map(|cost| if *cost > 4000.0 { f64::NAN } else { *cost }).collect();
+        assert_eq!(Bands::by_cost([&broken, &uneven]), None);
+        assert_eq!(Bands::by_cost([&[0.0; 256], &uneven]), None);
+    }
+
+    #[test]
+    fn one_string_of_old_documents_is_for_embedding_and_head() {
+        let mut old = serde_json::json!({ "bands": "0123" });
+        spread(&mut old, ["lm_head.band0", "lm_head.band1", "model.layers.0.mlp.up_proj"].into_iter());
+        assert_eq!(old, serde_json::json!({ "bands": { "lm_head": "0123" } }));
+        for new in [serde_json::json!({ "bands": { "lm_head": "0123" } }), serde_json::json!({})] {
+            let mut same = new.clone();
+            spread(&mut same, ["model.embed_tokens.band0"].into_iter());
+            assert_eq!(same, new);
         }
-        assert!(total(cuts) <= 1.1 * best, "{cuts:?}: {} against {best}", total(cuts));
     }
 
     #[test]

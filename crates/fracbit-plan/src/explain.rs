@@ -79,7 +79,7 @@ pub fn explain(
         gap::split(&terms, &stored, &ideal_bits(&terms, code_bits, (0.0, 16.0))?)?
     };
 
-    let inventory = &*inventory.with_bands(plan.bands.as_ref())?;
+    let inventory = &*inventory.with_bands(&plan.bands)?;
     let asker = Asker { inventory, sensitivities, options, plan };
     let now = asker.bound(&[], None)?;
     let have = options.schemes();

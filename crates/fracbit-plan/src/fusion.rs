@@ -6,7 +6,7 @@
 //! (`PackedMatrixData::stack`). Codes, scales and with them all results are those of separate
 //! matrices, bit for bit.
 
-use crate::{inventory::Matrix, storage::Storage};
+use crate::{bands::parse_name, inventory::Matrix, storage::Storage};
 use fracbit_base::Shape;
 use fracbit_format::{Grouping, TILE_ROWS};
 use fracbit_model::LinearId;
@@ -91,7 +91,12 @@ pub fn candidates(matrices: &[Matrix]) -> Vec<Vec<usize>> {
         all.extend(subsets.into_iter().map(|rest| [&[i], rest.as_slice()].concat()));
     }
     all.retain(|group| group[..group.len() - 1].iter().all(|&m| aligned(matrices[m].shape)));
-    all.retain(|group| group.iter().all(|&m| matrices[m].pieces == 1));
+    // Whole ones alone: those in bands are several matrices already.
+    all.retain(|group| {
+        group
+            .iter()
+            .all(|&m| matrices[m].pieces == 1 && parse_name(&matrices[m].name).is_none_or(|n| n.1.is_none()))
+    });
     all
 }
 

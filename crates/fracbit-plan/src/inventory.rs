@@ -2,7 +2,7 @@
 
 use crate::{
     Error,
-    bands::{self, Bands, band_name},
+    bands::{self, Bands, BandsOf, band_name},
 };
 use fracbit_base::Shape;
 use fracbit_io::{Checkpoint, ModelConfig};
@@ -51,8 +51,8 @@ pub struct Inventory {
     pub stored_other: u64,
     /// Head and embedding are one matrix.
     pub tied: bool,
-    /// Where embedding and head stand as a matrix for each band of rows: which rows those are.
-    pub bands: Option<Bands>,
+    /// The matrices that stand as one for each band of their rows, and which rows those are.
+    pub bands: BandsOf,
 }
 
 impl Inventory {
@@ -77,7 +77,7 @@ impl Inventory {
             other_params: (biases + all_norms) as u64,
             stored_other: (biases + kept_norms + factors) as u64,
             tied: config.tie_word_embeddings,
-            bands: None,
+            bands: BandsOf::new(),
         }
     }
 
@@ -87,13 +87,11 @@ impl Inventory {
         self.matrices.iter().map(|m| m.shape.len() as u64).sum::<u64>() + self.other_params
     }
 
-    /// The same model with embedding and head in bands of rows.
+    /// The same model with some matrices in bands of rows.
     #[must_use]
-    pub fn banded(&self, bands: &Bands) -> Self {
+    pub fn banded(&self, bands: &BandsOf) -> Self {
         let split = |m: &Matrix| -> Vec<Matrix> {
-            if m.id.is_layer() {
-                return vec![m.clone()];
-            }
+            let Some(bands) = bands.get(&m.name) else { return vec![m.clone()] };
             let band = |band: usize| Matrix {
                 name: band_name(m.id, band),
                 shape: Shape::new(bands.rows(band).count(), m.shape.cols),
@@ -102,32 +100,40 @@ impl Inventory {
             (0..bands::COUNT).map(band).collect()
         };
         let matrices = self.matrices.iter().flat_map(split).collect();
-        Self { matrices, bands: Some(bands.clone()), ..self.clone() }
+        Self { matrices, bands: bands.clone(), ..self.clone() }
     }
 
     /// The model with the bands of a plan, where it has some.
     ///
     /// # Errors
-    /// When the bands are of another vocabulary.
-    pub fn with_bands(&self, bands: Option<&Bands>) -> Result<Cow<'_, Self>, Error> {
-        let Some(bands) = bands.filter(|_| self.bands.is_none()) else {
+    /// When the bands are of another model.
+    pub fn with_bands(&self, bands: &BandsOf) -> Result<Cow<'_, Self>, Error> {
+        if bands.is_empty() || !self.bands.is_empty() {
             return Ok(Cow::Borrowed(self));
-        };
-        let rows = bands.each().len();
-        match self.matrices.iter().find(|m| !m.id.is_layer() && m.shape.rows != rows) {
-            None => Ok(Cow::Owned(self.banded(bands))),
-            Some(m) => {
-                let rule =
-                    format!("bands should say where {} rows of `{}` are, got {rows}", m.shape.rows, m.name);
-                Err(Error::Plan { origin: "plan".to_owned(), rule })
+        }
+        let bad = |rule: String| Err(Error::Plan { origin: "plan".to_owned(), rule });
+        for (name, bands) in bands {
+            let Some(m) = self.matrices.iter().find(|m| m.name == *name) else {
+                return bad(format!("bands are of `{name}`, which is not in the model"));
+            };
+            let rows = bands.each().len();
+            if m.shape.rows != rows {
+                return bad(format!(
+                    "bands should say where {} rows of `{name}` are, got {rows}",
+                    m.shape.rows
+                ));
+            }
+            if m.pieces > 1 {
+                return bad(format!("bands are of `{name}`, and experts are not cut"));
             }
         }
+        Ok(Cow::Owned(self.banded(bands)))
     }
 
     /// Bytes of norms, biases and the bands of rows.
     #[must_use]
     pub fn fixed_bytes(&self) -> u64 {
-        4 * self.stored_other + self.bands.as_ref().map_or(0, |b| Bands::bytes(b.each().len()) as u64)
+        4 * self.stored_other + self.bands.values().map(|b| Bands::bytes(b.each().len()) as u64).sum::<u64>()
     }
 
     /// True for the matrix that produces the logits.

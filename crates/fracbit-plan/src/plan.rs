@@ -7,7 +7,7 @@
 
 use crate::{
     Error,
-    bands::Bands,
+    bands::{self, BandsOf},
     forecast::Forecast,
     fusion,
     joint::{Joined, Joint, PlannedSpeed, PointSpeed, Prices, Speed},
@@ -18,7 +18,7 @@ use crate::{
 };
 pub use crate::{
     inventory::{Inventory, Matrix},
-    planned::{PlannedCache, PlannedLayer},
+    planned::{PlannedCache, PlannedLayer, PlannedMatrix},
     storage::{Storage, UNROTATED_GROUP, grouping},
 };
 use fracbit_alloc::{Budget as Limit, Choice, Layer, Problem, Solution};
@@ -27,11 +27,12 @@ use fracbit_format::Grouping;
 use fracbit_kernels::{Isa, Kernels};
 use fracbit_model::{LinearId, RotationMode};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::BTreeSet;
 
 /// Version of the plan document that is written; 1, where one number said for all matrices how
-/// columns are grouped, is read as well.
-pub const PLAN_VERSION: u32 = 2;
+/// columns are grouped, and 2, where only embedding and head could be in bands, are read as well.
+pub const PLAN_VERSION: u32 = 3;
 /// What a plan must keep to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
@@ -59,6 +60,9 @@ pub struct PlanOptions {
     pub rotation: RotationMode,
     /// Factors between inputs and weights (`fracbit::smoothing`).
     pub smoothing: bool,
+    /// Whether rows whose errors cost most may have other schemes than the rest of their matrix,
+    /// where sensitivities know them apart.
+    pub bands: bool,
     /// Seed of rotations.
     pub seed: u64,
     /// Store the output head (and a tied embedding) in half precision.
@@ -85,6 +89,7 @@ impl PlanOptions {
             code: Code::Fine,
             rotation: RotationMode::Fold,
             smoothing: false,
+            bands: true,
             seed: 0,
             keep_head: false,
             also: Vec::new(),
@@ -94,17 +99,23 @@ impl PlanOptions {
         }
     }
 
-    /// Whether embedding and head may be planned in bands of rows: not where one scheme is asked
-    /// for, for all matrices or for these.
-    fn allows_bands(&self, inventory: &Inventory) -> bool {
-        let ids = inventory.matrices.iter().map(|m| m.id).filter(|id| !id.is_layer());
-        let names: Vec<String> = ids.map(|id| id.to_string()).collect();
-        let named = |pattern: &overrides::Pattern| names.iter().any(|name| pattern.matches_layer(name));
-        let whole = |e: &Exclude| e.schemes.is_none() && named(&e.layers);
-        !(matches!(self.target, Target::Uniform(_))
-            || self.keep_head
-            || self.pins.iter().any(|p| named(&p.layers))
-            || self.excludes.iter().any(whole))
+    /// The bands in which matrices may be planned: not where one scheme is asked for, for all or
+    /// for the one; and within a time only those of embedding and head, since each band of a small
+    /// matrix costs as much time as a product.
+    fn allowed_bands(&self, inventory: &Inventory, bands: &BandsOf) -> BandsOf {
+        let named = |pattern: &overrides::Pattern, name: &str| pattern.matches_layer(name);
+        let timed = self.speed.as_ref().is_some_and(|speed| speed.limit_us.is_some());
+        let free = |matrix: &&Matrix| {
+            let head = !matrix.id.is_layer();
+            let pinned = self.pins.iter().any(|p| named(&p.layers, &matrix.name))
+                || self.excludes.iter().any(|e| e.schemes.is_none() && named(&e.layers, &matrix.name));
+            !(pinned || (timed && !head) || (self.keep_head && head))
+        };
+        if !self.bands || matches!(self.target, Target::Uniform(_)) {
+            return BandsOf::new();
+        }
+        let free = inventory.matrices.iter().filter(free);
+        free.filter_map(|m| Some((m.name.clone(), bands.get(&m.name)?.clone()))).collect()
     }
 
     /// The schemes to choose from. Within a time also those of the fast trellis code: they trade a
@@ -181,10 +192,9 @@ pub struct Plan {
     /// The cache that it shares a budget of memory with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<PlannedCache>,
-    /// Which band of rows of embedding and head each token is in, where each band has a scheme of
-    /// its own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bands: Option<Bands>,
+    /// Which band each row is in, of matrices whose bands have schemes of their own.
+    #[serde(default, skip_serializing_if = "BandsOf::is_empty")]
+    pub bands: BandsOf,
 }
 
 #[derive(Deserialize)]
@@ -206,6 +216,11 @@ pub struct OperatingPoint {
 }
 
 impl Plan {
+    /// The matrices, those in bands as one.
+    pub fn matrices(&self) -> impl Iterator<Item = PlannedMatrix> {
+        self.layers.chunk_by(|a, b| a.id().is_some() && a.id() == b.id()).filter_map(PlannedMatrix::of)
+    }
+
     /// The distinct uniform schemes whose codebooks the packed model needs.
     #[must_use]
     pub fn codebooks(&self) -> BTreeSet<Scheme> {
@@ -266,10 +281,13 @@ impl Plan {
         let bad = |rule: String| Error::Plan { origin: origin.to_owned(), rule };
         // The version first: fields come and go with it.
         let Version { plan_version: got } = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
-        if got != PLAN_VERSION && got != 1 {
-            return Err(bad(format!("plan_version should be {PLAN_VERSION} or 1, got {got}")));
+        if !(1..=PLAN_VERSION).contains(&got) {
+            return Err(bad(format!("plan_version should be 1 to {PLAN_VERSION}, got {got}")));
         }
-        let mut document = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
+        let mut document: Value = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
+        let layers = document.get("layers").and_then(Value::as_array).cloned().unwrap_or_default();
+        let names = layers.iter().filter_map(|layer| layer.get("name")?.as_str());
+        bands::spread(&mut document, names);
         spread_group(&mut document, "layers", got > 1).map_err(bad)?;
         let mut plan: Self = serde_json::from_value(document).map_err(|e| bad(e.to_string()))?;
         plan.plan_version = PLAN_VERSION;
@@ -290,7 +308,7 @@ impl Plan {
             let (want, got) = (&inventory.source_hash, &self.source_hash);
             return Err(bad(format!("it was made for a checkpoint with hash {got}, this one has {want}")));
         }
-        let inventory = &*inventory.with_bands(self.bands.as_ref())?;
+        let inventory = &*inventory.with_bands(&self.bands)?;
         // Unknown names first: a misspelt layer is missing, too, and that would name another one.
         if let Some(extra) = self.layers.iter().find(|l| inventory.matrices.iter().all(|m| m.name != l.name))
         {
@@ -319,7 +337,8 @@ impl Plan {
             layers.push(planned(matrix, layer.scheme, layer.grouping(), layer.sensitivity)?);
         }
         let stored = |id: LinearId| {
-            let at = inventory.matrices.iter().position(|m| m.id == id)?;
+            // Whole ones: bands have names of their own.
+            let at = inventory.matrices.iter().position(|m| m.name == id.to_string())?;
             Some((layers[at].scheme, layers[at].grouping(), inventory.matrices[at].shape))
         };
         let fused = fusion::check(&self.fused, stored).map_err(bad)?;
@@ -385,9 +404,8 @@ fn allocate(
     sensitivities: &Sensitivities,
     options: &PlanOptions,
 ) -> Result<Plan, Error> {
-    let banded = sensitivities.bands.as_ref().filter(|_| options.allows_bands(inventory));
-    let banded = banded.map(|bands| inventory.banded(bands));
-    let inventory = banded.as_ref().unwrap_or(inventory);
+    let bands = options.allowed_bands(inventory, &sensitivities.bands);
+    let inventory = &*inventory.with_bands(&bands)?;
     let menus = menus(inventory, sensitivities, options)?;
     let mut plan = Plan {
         plan_version: PLAN_VERSION,
@@ -633,7 +651,7 @@ impl Plan {
     /// When the profile lacks a kernel of the plan; the message names layer and scheme.
     pub fn predict(&mut self, inventory: &Inventory, speed: &Speed) -> Result<(), Error> {
         let menus: Vec<Vec<PlannedLayer>> = self.layers.iter().map(|l| vec![l.clone()]).collect();
-        let inventory = inventory.with_bands(self.bands.as_ref())?;
+        let inventory = inventory.with_bands(&self.bands)?;
         let joint = Joint::new(&inventory, &menus, speed)?;
         let planned = joint.planned(joint.kernels_us(&self.fused)?);
         self.set_speed(&inventory, planned, speed);

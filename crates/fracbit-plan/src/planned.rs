@@ -6,6 +6,7 @@ use crate::{
     inventory::Matrix,
     storage::{Module, Storage, is_zero},
 };
+use fracbit_base::Shape;
 use fracbit_format::Grouping;
 use fracbit_model::{KvType, LinearId};
 use serde::{Deserialize, Serialize};
@@ -58,6 +59,45 @@ impl PlannedLayer {
     #[must_use]
     pub fn band(&self) -> Option<usize> {
         parse_name(&self.name)?.1
+    }
+}
+
+/// A matrix of a plan, whether it is one layer of it or one for each band of its rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlannedMatrix {
+    /// Tensor name.
+    pub name: String,
+    /// Scheme, or those of the first and the last band.
+    pub schemes: String,
+    /// Mean payload bits per weight.
+    pub bits: f64,
+    /// Of all rows.
+    pub shape: Shape,
+    /// Stored bytes, scales included.
+    pub bytes: u64,
+    /// Share of the predicted loss.
+    pub predicted_loss: f64,
+}
+
+impl PlannedMatrix {
+    /// The layers of one matrix as one; `None` for none.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a mean")]
+    pub fn of(parts: &[PlannedLayer]) -> Option<Self> {
+        let (first, last) = (parts.first()?, parts.last()?);
+        let rows = parts.iter().map(|l| l.rows).sum();
+        let schemes = match parts {
+            [one] => one.scheme.to_string(),
+            _ => format!("{} to {}", first.scheme, last.scheme),
+        };
+        Some(Self {
+            name: first.id().map_or_else(|| first.name.clone(), |id| id.to_string()),
+            schemes,
+            bits: parts.iter().map(|l| l.bits * l.rows as f64).sum::<f64>() / rows as f64,
+            shape: Shape::new(rows, first.cols),
+            bytes: parts.iter().map(|l| l.bytes).sum(),
+            predicted_loss: parts.iter().map(|l| l.predicted_loss).sum(),
+        })
     }
 }
 

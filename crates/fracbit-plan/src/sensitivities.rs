@@ -3,7 +3,7 @@
 
 use crate::{
     Error,
-    bands::{Bands, band_name},
+    bands::{self, Bands, BandsOf, band_name},
     forecast::{self, Forecast, JointPoint},
     inventory::Inventory,
     storage::Storage,
@@ -12,6 +12,7 @@ use fracbit_base::Scheme;
 use fracbit_model::{LayerLinear, LinearId, RotationMode, WeightSource};
 use fracbit_quant::sensitivity::Fit;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::{collections::BTreeMap, fmt, path::Path};
 
 /// Sensitivities of every matrix of a model, and where they come from.
@@ -37,10 +38,10 @@ pub struct Sensitivities {
     /// All matrices at once, with noise or each quantized: what forecasts are fitted to.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub joint: Vec<JointPoint>,
-    /// Bands of rows into which a plan may cut embedding and head; `layers` then has each of them
-    /// beside the whole.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bands: Option<Bands>,
+    /// Bands of rows into which a plan may cut matrices; `layers` then has each of them beside the
+    /// whole.
+    #[serde(default, skip_serializing_if = "BandsOf::is_empty")]
+    pub bands: BandsOf,
 }
 
 /// How the loss of a matrix in a scheme is estimated.
@@ -116,7 +117,7 @@ impl Sensitivities {
                 .collect(),
             actual: BTreeMap::new(),
             joint: Vec::new(),
-            bands: None,
+            bands: BandsOf::new(),
         }
     }
 
@@ -128,7 +129,7 @@ impl Sensitivities {
         for (band, share) in shares.into_iter().enumerate() {
             self.layers.insert(band_name(id, band), Fit { a: whole * share, residual: 0.0 });
         }
-        self.bands = Some(bands.clone());
+        self.bands.insert(id.to_string(), bands.clone());
         Ok(())
     }
 
@@ -217,7 +218,10 @@ impl Sensitivities {
     pub fn read(path: &Path) -> Result<Self, Error> {
         let bad = |rule: String| Error::Sensitivity { origin: path.display().to_string(), rule };
         let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
-        serde_json::from_str(&text).map_err(|e| bad(e.to_string()))
+        let mut document: Value = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
+        let names = document.get("layers").and_then(Value::as_object).cloned().unwrap_or_default();
+        bands::spread(&mut document, names.keys().map(String::as_str));
+        serde_json::from_value(document).map_err(|e| bad(e.to_string()))
     }
 
     /// Writes the document. `path` always holds either the old or the new one, whole.

@@ -105,7 +105,7 @@ class Package(unittest.TestCase):
 
     def test_keywords_are_flags(self):
         """Whatever the functions take, the commands know."""
-        positional, negated = {"model", "out", "progress"}, {"smoothing", "prefix_space"}
+        positional, negated = {"model", "out", "progress"}, {"smoothing", "bands", "prefix_space"}
         for command, function in [
             ("plan", fracbit.plan),
             ("quantize", fracbit.quantize),

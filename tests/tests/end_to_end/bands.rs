@@ -1,18 +1,18 @@
-//! Embeddings in bands of rows: planned, written, read, run, tuned and refused like whole matrices.
+//! Matrices in bands of rows: planned, written, read, run, tuned and refused like whole matrices.
 
 use fracbit::{
     CalibrateOptions, Calibration, EvalOptions, Opened, Plan, PlanOptions, QuantizeOptions, Quiet, Target,
     TuneOptions,
     bands::{self, Bands, band_name},
     calibrate,
-    directory::BANDS,
+    directory::{BANDS, bands_name},
     inspect, plan, quantize,
     sensitivity::Text,
     tune::tune_in,
 };
 use fracbit_base::{Bytes, Palette};
 use fracbit_io::{OutputDir, Overwrite, verify};
-use fracbit_model::{LinearId, Model, RotationMode};
+use fracbit_model::{LayerLinear, LinearId, Model, RotationMode};
 use fracbit_tests::{Parts, Source, Stored, demo_model, load, logits, references, relative, stories};
 use std::{path::Path, sync::Arc};
 
@@ -27,10 +27,10 @@ fn banded_models_run_as_their_weights_say() {
         let source = Source::open(&r.dir, rotation, 5).expect("a good checkpoint");
         let plan =
             plan(&source.inventory, &source.banded(), &options(&source, 7.0)).expect("a budget in reach");
-        let ends = source.ends();
+        let cut = source.cut();
         assert_eq!(
             plan.layers.len(),
-            source.inventory.matrices.len() + (bands::COUNT - 1) * ends.len(),
+            source.inventory.matrices.len() + (bands::COUNT - 1) * cut.len(),
             "{}",
             r.name
         );
@@ -51,8 +51,8 @@ fn banded_models_run_as_their_weights_say() {
 
         // Each band's rows have the error that was reported for it.
         let model = load(&out).expect("it runs");
-        let bands = plan.bands.as_ref().expect("there are some");
-        for &id in &ends {
+        for &id in &cut {
+            let bands = &plan.bands[&id.to_string()];
             let exact = source.weights.linear(id).expect("a good matrix");
             let stored = model.linear(id).expect("there is one").to_dense().expect("a whole layer");
             for band in 0..bands::COUNT {
@@ -66,7 +66,7 @@ fn banded_models_run_as_their_weights_say() {
         }
         // And the model is that of these weights, whatever it is held in.
         let mut dense: Model = load(&out).expect("it runs");
-        for &id in &ends {
+        for &id in &cut {
             let layer = dense.linear(id).expect("there is one");
             let weights = layer.to_dense().expect("a whole layer");
             let twin =
@@ -74,7 +74,7 @@ fn banded_models_run_as_their_weights_say() {
             dense.replace(id, twin.expect("the same shape")).expect("the same shape");
         }
         let off = relative(&logits(&model, &r.tokens), &logits(&dense, &r.tokens));
-        assert!(off < 0.01, "{}: {off}", r.name);
+        assert!(off < 0.02, "{}: {off}", r.name); // activations of three layers are rounded
     }
 }
 
@@ -87,14 +87,21 @@ fn bands_are_for_plans_that_may_choose() {
     let pinned = PlanOptions { pins: vec!["*.embed_tokens=nuq-8".parse().expect("a pin")], ..base.clone() };
     let kept = PlanOptions { keep_head: true, target: Target::Bits(9.0), ..base.clone() };
     let uniform = PlanOptions { target: Target::Uniform("nuq-4".parse().expect("a scheme")), ..base.clone() };
-    for options in [pinned, kept, uniform] {
+    let none = PlanOptions { bands: false, ..base.clone() };
+    for options in [pinned, kept, uniform, none] {
         let plan = plan(&source.inventory, &guess, &options).expect("a budget in reach");
-        assert_eq!(plan.bands, None, "{options:?}");
-        assert_eq!(plan.layers.len(), source.inventory.matrices.len());
+        let ends = plan.bands.keys().filter(|name| !name.contains("layers")).count();
+        assert_eq!(ends, 0, "{options:?}");
+        let uniform = matches!(options.target, Target::Uniform(_)) || !options.bands;
+        assert_eq!(plan.bands.is_empty(), uniform, "{options:?}");
+        let more = (bands::COUNT - 1) * plan.bands.len();
+        assert_eq!(plan.layers.len(), source.inventory.matrices.len() + more);
     }
     let other = PlanOptions { pins: vec!["layers.0.*=nuq-8".parse().expect("a pin")], ..base.clone() };
     let made = plan(&source.inventory, &guess, &other).expect("a budget in reach");
-    assert!(made.bands.is_some(), "a pin of other matrices does not matter");
+    let names: Vec<&String> = made.bands.keys().collect();
+    assert!(names.iter().all(|name| !name.contains("layers")), "these have a pin: {names:?}");
+    assert!(!names.is_empty(), "a pin of other matrices does not matter");
 
     // Edited by hand.
     let refused = |edit: &dyn Fn(&mut Plan), words: &[&str]| {
@@ -108,8 +115,19 @@ fn bands_are_for_plans_that_may_choose() {
     let f16 = "f16".parse().expect("a storage");
     refused(&|plan| plan.layers.iter_mut().for_each(|l| l.scheme = f16), &["should be quantized", "band0"]);
     let short = Bands::of(&(0..80u32).map(|i| i * i).collect::<Vec<_>>()).expect("uneven enough");
-    refused(&|plan| plan.bands = Some(short.clone()), &["bands", "80"]);
-    refused(&|plan| plan.bands = None, &["band0", "not in the model"]);
+    let name = LinearId::Embed.to_string();
+    refused(&|plan| drop(plan.bands.insert(name.clone(), short.clone())), &["bands", &name, "80"]);
+    refused(
+        &|plan| drop(plan.bands.insert("layer".to_owned(), short.clone())),
+        &["bands", "not in the model"],
+    );
+    refused(&|plan| plan.bands.clear(), &["band0", "not in the model"]);
+
+    // One string was for embedding and head in earlier versions.
+    let mut old = serde_json::to_value(&made).expect("a document");
+    old["plan_version"] = 2.into();
+    old["bands"] = old["bands"][&name].clone();
+    assert_eq!(Plan::parse(&old.to_string(), "plan").expect("a good plan"), made);
 }
 
 #[test]
@@ -129,21 +147,35 @@ fn damaged_bands_are_refused_by_name() {
         words.iter().for_each(|word| assert!(text.contains(word), "{what}: `{word}` should be in: {text}"));
     };
     fn bands(parts: &mut Parts) -> &mut Stored {
-        parts.tensors.iter_mut().find(|t| t.name == BANDS).expect("it is there")
+        parts.tensors.iter_mut().find(|t| t.name == name()).expect("it is there")
     }
-    refused("no bands", &|parts| parts.tensors.retain(|t| t.name != BANDS), &[BANDS]);
+    fn name() -> String {
+        bands_name(LinearId::Layer(0, LayerLinear::Q))
+    }
+    refused("no bands", &|parts| parts.tensors.retain(|t| t.name != name()), &[&name()]);
     let cut = |parts: &mut Parts| {
         let stored = bands(parts);
         stored.bytes.pop();
         stored.shape[0] -= 1;
     };
-    refused("short bands", &cut, &[BANDS, "bytes"]);
+    refused("short bands", &cut, &[&name(), "bytes"]);
     refused("all in band 0", &|parts| bands(parts).bytes.fill(0), &["band0"]);
     let forget = |parts: &mut Parts| {
         let modules = &mut parts.config["quantization_config"]["modules"];
-        modules.as_object_mut().expect("an object").remove(&band_name(LinearId::Embed, 3));
+        modules.as_object_mut().expect("an object").remove(&band_name(LinearId::Layer(0, LayerLinear::Q), 3));
     };
     refused("a band without a scheme", &forget, &["modules should name", "band3"]);
+
+    // Up to version 3 embedding and head were in the same bands, which stood once.
+    let mut parts = Parts::read(&good);
+    let ends: Vec<String> =
+        source.cut().iter().filter(|id| !id.is_layer()).map(|&id| bands_name(id)).collect();
+    parts.tensors.retain(|t| !ends[1..].contains(&t.name));
+    parts.tensors.iter_mut().find(|t| t.name == ends[0]).expect("it is there").name = BANDS.to_owned();
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    parts.write(dir.path());
+    let [old, new] = [dir.path(), &good].map(|dir| load(dir).expect("it runs"));
+    assert_eq!(logits(&old, &reference.tokens), logits(&new, &reference.tokens));
 }
 
 #[test]

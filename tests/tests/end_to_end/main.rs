@@ -425,7 +425,7 @@ fn configuration_goes_along_unchanged() {
     let (before, mut after) = (read(&demo_model()), read(&made.dir));
     let block = after.as_object_mut().and_then(|o| o.remove("quantization_config")).expect("a block of ours");
     assert_eq!(before, after, "nothing else changes");
-    assert_eq!((&block["quant_method"], &block["format_version"]), (&"fracbit".into(), &3.into()));
+    assert_eq!((&block["quant_method"], &block["format_version"]), (&"fracbit".into(), &4.into()));
     assert_eq!((&block["rotation"], &block["seed"]), (&"fold".into(), &0.into()));
     let modules = block["modules"].as_object().expect("a map");
     assert_eq!(modules.len(), made.plan.layers.len());

@@ -56,8 +56,8 @@ const PLANS: &[Case] = &[
     ),
     (
         "a plan of the future",
-        |p| p["plan_version"] = json!(3),
-        &["plan.json", "plan_version should be 2 or 1, got 3"],
+        |p| p["plan_version"] = json!(4),
+        &["plan.json", "plan_version should be 1 to 3, got 4"],
     ),
     ("a group of 24", |p| layers(p)[2]["group"] = json!(24), &["plan.json", "k_proj", "group", "24"]),
     (

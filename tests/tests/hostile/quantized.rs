@@ -319,8 +319,8 @@ const LIES: &[Case] = &[
     // The configuration's block.
     (
         "format of the future",
-        |p| block(p)["format_version"] = json!(4),
-        &["quantization_config", "format_version should be 1 to 3, got 4"],
+        |p| block(p)["format_version"] = json!(5),
+        &["quantization_config", "format_version should be 1 to 4, got 5"],
     ),
     (
         "one group for all, as before version 3",
@@ -403,7 +403,7 @@ const LIES: &[Case] = &[
     ),
     (
         "a scheme that is no scheme",
-        |p| block(p)["modules"]["lm_head"]["scheme"] = json!(4),
+        |p| block(p)["modules"]["lm_head"]["scheme"] = json!(5),
         &["quantization_config"],
     ),
     (

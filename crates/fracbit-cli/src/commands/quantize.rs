@@ -66,7 +66,7 @@ pub(crate) struct QuantizeArgs {
     /// Apply a plan of `fracbit plan --save`, edited or not.
     #[arg(long, value_name = "FILE", group = "target", help_heading = BUDGET,
         conflicts_with_all = ["bits", "size", "latency", "tokens_per_second", "scheme", "profile", "palette", "also", "code",
-            "rotation", "seed", "keep_head", "pin", "exclude", "sensitivity", "objective"])]
+            "rotation", "no_smoothing", "no_bands", "seed", "keep_head", "pin", "exclude", "sensitivity", "objective"])]
     plan: Option<PathBuf>,
     /// Input moments of `fracbit calibrate`: round for least error of every layer's output.
     #[arg(long, value_name = "DIR")]
@@ -228,8 +228,8 @@ impl QuantizeArgs {
         if self.learning.learn.is_some() {
             return Ok(None);
         }
-        let bytes =
-            planning::quick(options.seed).memory(&source.opened.config, &source.inventory(options.rotation));
+        let bytes = planning::quick(options.seed, true)
+            .memory(&source.opened.config, &source.inventory(options.rotation));
         if let Some(most) = self.max_memory.filter(|&most| most < bytes) {
             let rule = format!("measuring what matrices lose takes {bytes}, allowed are {most}");
             let refused = Failure::from(fracbit::Error::Option { option: "--max-memory", rule });
@@ -291,7 +291,11 @@ impl QuantizeArgs {
         let learned = learning.learn.is_some();
         let most = Work {
             tokens: if text.is_some() { learning.tokens() } else { 0 },
-            measured: if measured && quick { planning::quick(self.shape.seed).tokens } else { 0 },
+            measured: if measured && quick {
+                planning::quick(self.shape.seed, text.is_some() || self.calibration.is_some()).tokens
+            } else {
+                0
+            },
             sequential: text.is_some() || self.sequential,
             learned: if learned && measured { inventory.matrices.len() } else { 0 },
         };
@@ -387,6 +391,9 @@ impl QuantizeArgs {
         line += &format!(" --rotation {rotation}{smoothing}{sensitivity} --seed {seed}");
         if self.shape.keep_head {
             line += " --keep-head";
+        }
+        if self.shape.no_bands {
+            line += " --no-bands";
         }
         line + &self.speed.recorded(show) + &self.shape.recorded() + &calibration + &effort
     }

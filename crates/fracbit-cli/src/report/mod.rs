@@ -176,14 +176,17 @@ fn spread(least: f64, most: f64) -> impl Iterator<Item = f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fracbit::Preset;
+    use fracbit::{Preset, bands::Bands};
     use fracbit_model::RotationMode;
 
     #[test]
     fn a_page_holds_all_layers_and_nothing_from_elsewhere() {
         let config = Preset::named("tiny").unwrap().model_config().unwrap();
         let inventory = Inventory::of_config(&config, RotationMode::Fold, "0123".to_owned());
-        let sensitivities = Sensitivities::prior(&inventory, RotationMode::Fold);
+        let mut sensitivities = Sensitivities::prior(&inventory, RotationMode::Fold);
+        let up = inventory.matrices.iter().find(|m| m.name.contains("layers.1.mlp.up")).unwrap();
+        let counts: Vec<u32> = (0..up.shape.rows as u32).map(|row| row * row).collect();
+        sensitivities.share_out(up.id, &Bands::of(&counts).unwrap(), &[40.0, 9.0, 3.0, 1.0]).unwrap();
         let options = PlanOptions::new(Target::Bits(3.3));
         let made = plan(&inventory, &sensitivities, &options).unwrap();
         let names = ("a <model> & more".to_owned(), "fracbit plan".to_owned());
@@ -191,8 +194,10 @@ mod tests {
         assert!(report.sizes.len() > POINTS / 2 && report.times.is_empty());
         assert!(report.sizes.is_sorted_by(|a, b| a.loss >= b.loss), "more bytes lose less");
         let page = report.html();
-        for layer in &made.layers {
-            assert!(page.contains(&format!("title=\"{}: {}", layer.name, layer.scheme)), "{}", layer.name);
+        for matrix in made.matrices() {
+            let title = format!("title=\"{}: {}", matrix.name, matrix.schemes);
+            assert!(page.contains(&title), "{title}");
+            assert_eq!(matrix.schemes.contains(" to "), matrix.name == up.name, "{title}");
         }
         assert!(page.contains("a &lt;model&gt; &amp; more") && page.contains("0123"));
         for foreign in ["<script", "http://", "https://", "url(", "@import", "src="] {

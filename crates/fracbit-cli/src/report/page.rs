@@ -1,14 +1,11 @@
 //! The page.
 
 use super::{Point, Report};
-use fracbit::{
-    explain::Gain,
-    plan::{PlannedLayer, Storage},
-};
-use fracbit_base::{Bytes, Shape};
+use fracbit::{explain::Gain, plan::PlannedMatrix};
+use fracbit_base::Bytes;
 use fracbit_chart::{Axis, Chart, Scale, Series};
 use fracbit_model::{LayerLinear, LinearId};
-use std::fmt::Write as _;
+use std::{collections::BTreeMap, fmt::Write as _};
 
 const STYLE: &str = "\
 :root{--ink:#1b1f24;--soft:#59636e;--paper:#fff;--line:#d8dee4;--panel:#f6f8fa;--good:#0a7d55;--bad:#b3372f;--mark:#1f6feb}\
@@ -104,7 +101,7 @@ fn color(bits: f64) -> String {
     format!("hsl({:.0} 75% 70%)", 215.0 - 205.0 * share)
 }
 
-fn cell(report: &Report, layer: &PlannedLayer, span: usize, page: &mut String) {
+fn cell(report: &Report, layer: &PlannedMatrix, span: usize, page: &mut String) {
     let group = report.plan.fused.iter().position(|g| g.contains(&layer.name));
     let (class, mark, together) = match group {
         Some(at) => (
@@ -114,21 +111,22 @@ fn cell(report: &Report, layer: &PlannedLayer, span: usize, page: &mut String) {
         ),
         None => ("", String::new(), String::new()),
     };
-    let bits = if layer.scheme == Storage::F16 { "f16".to_owned() } else { layer.bits.to_string() };
+    let bits = if layer.bits >= 16.0 { "f16".to_owned() } else { format!("{:.2}", layer.bits) };
+    let bits = if bits.contains('.') { bits.trim_end_matches('0').trim_end_matches('.') } else { &bits };
     let _ = write!(
         page,
         "<td{class} tabindex=\"0\" colspan=\"{span}\" style=\"background:{}\" title=\"{}: {}, {}, {}, loss {:.5}{together}\">{bits}{mark}</td>",
         color(layer.bits),
         escaped(&layer.name),
-        layer.scheme,
-        Shape::new(layer.rows, layer.cols),
+        layer.schemes,
+        layer.shape,
         Bytes(layer.bytes),
         layer.predicted_loss,
     );
 }
 
 /// A letter for a group within its block, so that two groups of a block can be told apart.
-fn letter(report: &Report, group: usize, layer: &PlannedLayer) -> char {
+fn letter(report: &Report, group: usize, layer: &PlannedMatrix) -> char {
     let block = |name: &str| match name.parse() {
         Ok(LinearId::Layer(i, _)) => Some(i),
         _ => None,
@@ -141,23 +139,23 @@ fn letter(report: &Report, group: usize, layer: &PlannedLayer) -> char {
 fn heat_map(report: &Report, page: &mut String) {
     *page += "<h2>Bits per matrix</h2><p class=\"soft\">Colour and number: bits per weight of the codes. A frame marks fused \
               matrices: those with the same letter in a row are one matrix and one kernel call. Point at a cell or tap it for its \
-              scheme, size and loss.</p><div class=\"wide\"><table class=\"map\"><tr><th></th>";
+              scheme (of a matrix in bands of rows the first and the last one), size and loss.</p><div class=\"wide\"><table class=\"map\"><tr><th></th>";
     for name in ["q", "k", "v", "o", "gate", "up", "down"] {
         let _ = write!(page, "<th>{name}</th>");
     }
     *page += "</tr>";
-    let at = |id: LinearId| report.plan.layers.iter().find(|l| l.name == id.to_string());
+    let all: BTreeMap<String, PlannedMatrix> = report.plan.matrices().map(|m| (m.name.clone(), m)).collect();
+    let at = |id: LinearId| all.get(&id.to_string());
     let whole = |id: LinearId, head: &str, page: &mut String| {
-        for layer in report.plan.layers.iter().filter(|l| l.id() == Some(id)) {
-            let band = layer.band().map(|band| format!(" {band}")).unwrap_or_default();
-            let _ = write!(page, "<tr><th>{head}{band}</th>");
-            cell(report, layer, 7, page);
+        if let Some(matrix) = at(id) {
+            let _ = write!(page, "<tr><th>{head}</th>");
+            cell(report, matrix, 7, page);
             *page += "</tr>";
         }
     };
     whole(LinearId::Embed, "emb", page);
     for i in 0.. {
-        let row: Vec<&PlannedLayer> =
+        let row: Vec<&PlannedMatrix> =
             LayerLinear::ALL.iter().filter_map(|&l| at(LinearId::Layer(i, l))).collect();
         if row.is_empty() {
             break;

@@ -51,7 +51,7 @@ impl Sequences {
     }
 
     /// The sequences.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u32]> {
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &[u32]> + ExactSizeIterator {
         self.0.iter().map(Vec::as_slice)
     }
 

@@ -23,7 +23,12 @@ use fracbit_model::{
     eval::{log_sum_exp, row_kl_from},
     gradient,
 };
-use fracbit_plan::{Error as PlanError, inventory::Inventory, sensitivities::Sensitivities};
+use fracbit_plan::{
+    Error as PlanError,
+    bands::{self, Bands},
+    inventory::Inventory,
+    sensitivities::Sensitivities,
+};
 use fracbit_quant::sensitivity::{Fit, add_noise, deviations, fit, noise_levels};
 use rayon::prelude::*;
 use std::{collections::BTreeMap, path::Path, sync::Arc};
@@ -44,8 +49,11 @@ pub struct Protocol {
 impl Protocol {
     /// What `sensitivity` measures unless told otherwise.
     pub const FULL: Self = Self { levels: 0, tokens: 4096, seed: 0 };
-    /// What `quantize` measures when no file is given.
+    /// What `quantize` measures when no file is given, on a text that the model writes.
     pub const QUICK: Self = Self { levels: 0, tokens: 1024, seed: 0 };
+    /// The same on a text that is there already: more tokens say more of single rows, and the last
+    /// ones what a whole model loses on others than those.
+    pub const QUICK_ON_TEXT: Self = Self { tokens: 4096 + TOGETHER_TOKENS, ..Self::QUICK };
 
     /// The protocol in words, as documents record it.
     #[must_use]
@@ -73,7 +81,8 @@ impl Protocol {
         let largest = inventory.matrices.iter().map(|m| m.shape.len() as u64).max().unwrap_or(0);
         let head = inventory.matrices.iter().find(|m| inventory.is_head(m.id));
         let (vocab, hidden) = head.map_or((0, 0), |m| (m.shape.rows as u64, m.shape.cols as u64));
-        let probe = probe_memory(self.tokens, vocab, hidden);
+        let kept = if self.levels == 0 { self.tokens.min(TOGETHER_TOKENS) } else { self.tokens };
+        let probe = probe_memory(kept, vocab, hidden);
         let noisy = 4 * largest + (4 * largest).max(whole::memory(inventory));
         let pass = if self.levels == 0 { gradient::memory(config, BATCH + SEQUENCE, SEQUENCE) } else { 0 };
         Bytes(noisy.max(pass) + probe)
@@ -197,13 +206,27 @@ pub fn measure_on(
     let plain =
         WeightSource::new(Arc::clone(source.checkpoint()), source.config().clone(), RotationMode::None, 0)?;
     let mut model = Model::from_source(&plain)?.with_kernels(&fracbit_load::kernels()?);
-    let probe = match text {
-        Some(text) => Probe::of(&model, text.sequences.iter().map(<[u32]>::to_vec).collect())?,
-        None => Probe::new(&model, protocol)?,
+    let written;
+    let sequences = match text {
+        Some(text) => &text.sequences,
+        None => {
+            written = write(&model, protocol)?;
+            &written
+        }
     };
+    // The curvature needs no logits to compare with.
+    let (first, last) = apart(sequences);
+    let compared = if protocol.levels == 0 { &last } else { sequences };
+    let probe = Probe::of(&model, compared.iter().map(<[u32]>::to_vec).collect())?;
     let missing = ids.iter().any(|id| !result.layers.contains_key(&id.to_string()));
     if protocol.levels == 0 && missing {
-        result.layers = curvatures(&model, &plain, source, protocol.seed, &probe, progress)?;
+        for (id, halves) in row_costs(&model, &plain, source, protocol.seed, &first, progress)? {
+            let sum: f64 = halves.iter().flatten().sum();
+            // Rounding may take a sum of squares below zero; NaN stays, to be named.
+            let a = if sum < 0.0 { 0.0 } else { sum };
+            result.layers.insert(id.to_string(), Fit { a, residual: 0.0 });
+            cut(&mut result, plain.config(), id, &halves)?;
+        }
         checkpoint(&result)?;
     }
     if protocol.levels > 0 {
@@ -261,16 +284,18 @@ pub fn measure_on(
 /// Tokens of one pass back through the model, at least.
 const BATCH: usize = 1024;
 
-/// The coefficients in the limit of small noise ([`curvature`]).
+/// What an error of the relative size 1 in each row costs, in the limit of small noise
+/// ([`curvature`]), each half of the text apart: they add up to the coefficients. `model` is that
+/// of `plain`, the weights of `source` without rotation.
 #[expect(clippy::cast_precision_loss, reason = "a mean over a few thousand tokens")]
-fn curvatures(
+pub(crate) fn row_costs(
     model: &Model,
     plain: &WeightSource,
     source: &WeightSource,
     seed: u64,
-    probe: &Probe,
+    sequences: &Sequences,
     progress: &dyn Progress,
-) -> Result<BTreeMap<String, Fit>, Error> {
+) -> Result<BTreeMap<LinearId, [Vec<f64>; 2]>, Error> {
     let inverse = |f: Vec<f32>| f.into_iter().map(|f| if f == 0.0 { 0.0 } else { f.recip() }).collect();
     let mode = source.rotations().mode();
     let mut columns = BTreeMap::new();
@@ -279,38 +304,56 @@ fn curvatures(
             columns.insert(id, inverse(factors));
         }
     }
-    let mut sums = BTreeMap::<LinearId, Vec<f64>>::new();
-    let tokens: usize = probe.sequences.iter().map(Vec::len).sum();
+    // Two halves of the text, by turns: what rows cost in one is checked on the other.
+    let mut sums = BTreeMap::<LinearId, [Vec<f64>; 2]>::new();
+    let tokens = sequences.tokens();
+    let most = BATCH.min(tokens.div_ceil(2));
     progress.stage("measuring sensitivity", tokens as u64);
-    let mut batch: Vec<&[u32]> = Vec::new();
-    for (at, sequence) in probe.sequences.iter().enumerate().rev() {
+    let (mut batch, mut half): (Vec<&[u32]>, usize) = (Vec::new(), 0);
+    for (at, sequence) in sequences.iter().enumerate().rev() {
         batch.push(sequence);
         let count = batch.iter().map(|s| s.len()).sum::<usize>();
-        if at == 0 || count >= BATCH {
+        if at == 0 || count >= most {
             for (id, found) in curvature::squares(model, &batch, seed ^ (at as u64) << 32, &columns)? {
-                let sums = sums.entry(id).or_insert_with(|| vec![0.0; found.len()]);
-                sums.iter_mut().zip(found).for_each(|(sum, found)| *sum += found);
+                let halves =
+                    sums.entry(id).or_insert_with(|| [vec![0.0; found.len()], vec![0.0; found.len()]]);
+                halves[half].iter_mut().zip(found).for_each(|(sum, found)| *sum += found);
             }
             progress.advance(count as u64);
             batch.clear();
+            half = 1 - half;
         }
     }
-    let mut coefficients = BTreeMap::new();
-    for (id, squares) in sums {
+    for (&id, halves) in &mut sums {
         let (matrix, columns) = (plain.linear(id)?, source.columns(id)?);
-        let rows = deviations(
-            &matrix.data,
-            matrix.shape.cols,
-            columns.as_deref(),
-            rows_turn(plain.config(), id, mode),
-        );
-        let of = |(square, row)| square * f64::from(row).powi(2) / 2.0 / tokens as f64;
-        let sum: f64 = squares.into_iter().zip(rows).map(of).sum();
-        // Rounding may take a sum of squares below zero; NaN stays, to be named.
-        let a = if sum < 0.0 { 0.0 } else { sum };
-        coefficients.insert(id.to_string(), Fit { a, residual: 0.0 });
+        let turned = rows_turn(plain.config(), id, mode);
+        let rows = deviations(&matrix.data, matrix.shape.cols, columns.as_deref(), turned);
+        for half in halves {
+            let sizes = half.iter_mut().zip(&rows);
+            sizes.for_each(|(cost, &row)| *cost *= f64::from(row).powi(2) / 2.0 / tokens as f64);
+        }
     }
-    Ok(coefficients)
+    Ok(sums)
+}
+
+/// Cuts the rows of a matrix into bands by what their errors cost, and gives each its part of the
+/// coefficient, where that wins.
+pub(crate) fn cut(
+    result: &mut Sensitivities,
+    config: &ModelConfig,
+    id: LinearId,
+    halves: &[Vec<f64>; 2],
+) -> Result<(), Error> {
+    // Rows that are turned are mixtures of all, and experts have rows of their own.
+    if rows_turn(config, id, result.rotation) || id.pieces(config) > 1 {
+        return Ok(());
+    }
+    let [first, second] = halves;
+    if let Some(bands) = Bands::by_cost([first, second]) {
+        let of = |band| bands.rows(band).map(|row| first[row] + second[row]).sum();
+        result.share_out(id, &bands, &(0..bands::COUNT).map(of).collect::<Vec<f64>>())?;
+    }
+    Ok(())
 }
 
 /// The clean model's view of a text.
@@ -329,6 +372,40 @@ const TOGETHER: usize = 8;
 /// Length of a sequence, unless the model's context is shorter.
 pub(crate) const SEQUENCE: usize = 256;
 
+/// Tokens that all matrices at once are measured on at most.
+pub(crate) const TOGETHER_TOKENS: usize = 1024;
+
+/// A text for single matrices and one for all at once: where there is enough of it, others, for
+/// plans are made for the first.
+fn apart(sequences: &Sequences) -> (Sequences, Sequences) {
+    if sequences.tokens() < 4 * TOGETHER_TOKENS {
+        return (sequences.clone(), head(sequences, TOGETHER_TOKENS, None));
+    }
+    let all: Vec<&[u32]> = sequences.iter().collect();
+    let mut tokens = 0;
+    let behind = all.iter().rev().take_while(|s| {
+        tokens += s.len();
+        tokens <= TOGETHER_TOKENS
+    });
+    let (first, last) = all.split_at(all.len() - behind.count());
+    let of = |part: &[&[u32]]| Sequences::new(part.iter().map(|s| s.to_vec()).collect());
+    (of(first), of(last))
+}
+
+/// The text that a model is measured on where none is given.
+fn write(model: &Model, protocol: Protocol) -> Result<Sequences, Error> {
+    if protocol.tokens == 0 {
+        let rule = "tokens should be at least 1".to_owned();
+        return Err(Error::Option { option: "sensitivity", rule });
+    }
+    // Steps of a few sequences take about as long as those of one.
+    let length = protocol.tokens.div_ceil(TOGETHER);
+    let length = length.clamp(2, SEQUENCE).min(model.config().max_position_embeddings);
+    let sequences = written::write(model, protocol.tokens, length, protocol.seed, &fracbit_load::Quiet)?;
+    // They are no longer than a piece.
+    Ok(head(&sequences, usize::MAX, None))
+}
+
 /// A state for measurements: noise is far larger than what rounding to bf16 adds, which the clean
 /// model has too.
 fn state(model: &Model, sequences: &[Vec<u32>]) -> State {
@@ -337,19 +414,6 @@ fn state(model: &Model, sequences: &[Vec<u32>]) -> State {
 }
 
 impl Probe {
-    fn new(model: &Model, protocol: Protocol) -> Result<Self, Error> {
-        if protocol.tokens == 0 {
-            let rule = "tokens should be at least 1".to_owned();
-            return Err(Error::Option { option: "sensitivity", rule });
-        }
-        // Steps of a few sequences take about as long as those of one.
-        let length = protocol.tokens.div_ceil(TOGETHER);
-        let length = length.clamp(2, SEQUENCE).min(model.config().max_position_embeddings);
-        let sequences = written::write(model, protocol.tokens, length, protocol.seed, &fracbit_load::Quiet)?;
-        // They are no longer than a piece.
-        Self::of(model, head(&sequences, usize::MAX, None).iter().map(<[u32]>::to_vec).collect())
-    }
-
     pub(crate) fn of(model: &Model, sequences: Vec<Vec<u32>>) -> Result<Self, Error> {
         let mut state = state(model, &sequences);
         let mut logits = vec![Vec::new(); sequences.len()];
@@ -465,6 +529,17 @@ mod tests {
         assert!(cut.iter().all(|s| s.len() > 1 && s.len() <= SEQUENCE));
         assert_eq!(cut.iter().next().unwrap()[..3], [0, 1, 2]);
         assert_eq!(head(&Sequences::new(vec![vec![1, 2, 3]]), 4096, None).tokens(), 3);
+    }
+
+    #[test]
+    fn all_matrices_are_measured_on_other_tokens_where_there_are_enough() {
+        let of = |count: u32| Sequences::new((0..count).map(|i| vec![i; SEQUENCE]).collect());
+        let (first, last) = apart(&of(20));
+        assert_eq!((first.len(), last.len()), (16, 4));
+        assert_eq!(last.iter().next().unwrap()[0], 16);
+        let (first, last) = apart(&of(8));
+        assert_eq!((first.len(), last.len()), (8, 4));
+        assert_eq!(last.iter().next().unwrap()[0], 0);
     }
 
     #[test]

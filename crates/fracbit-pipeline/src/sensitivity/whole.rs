@@ -6,7 +6,11 @@ use fracbit_io::ModelConfig;
 use fracbit_load::{Error, Progress};
 use fracbit_model::{LayerLinear, Linear, LinearId, Model, RotationMode, WeightSource};
 use fracbit_plan::{
-    PlanOptions, Target, forecast::JointPoint, inventory::Inventory, plan::plan, sensitivities::Sensitivities,
+    PlanOptions, Target,
+    forecast::JointPoint,
+    inventory::Inventory,
+    plan::{PlannedLayer, plan},
+    sensitivities::Sensitivities,
 };
 use fracbit_quant::sensitivity::{add_noise, deviations};
 use rand::{SeedableRng, seq::SliceRandom};
@@ -47,26 +51,37 @@ pub(super) fn measure(
         // budget.
         let Ok(plan) = plan(&inventory, sensitivities, &options) else { continue };
         let mut model = clean.clone();
-        let mut order: Vec<usize> = (0..plan.layers.len()).collect();
-        order.shuffle(&mut ChaCha8Rng::seed_from_u64(seed ^ draw as u64));
+        // A matrix is one layer of the plan, or one for each band of its rows.
+        let mut parts: Vec<&[PlannedLayer]> = plan.layers.chunk_by(|a, b| a.id() == b.id()).collect();
+        parts.shuffle(&mut ChaCha8Rng::seed_from_u64(seed ^ draw as u64));
         let (mut room, mut sum) = (MOST_BYTES, 0.0);
-        for index in order {
-            let (id, layer) = (inventory.matrices[index].id, &plan.layers[index]);
-            let Some(left) = room.checked_sub(4 * inventory.matrices[index].shape.len() as u64) else {
+        for parts in parts {
+            let Some(at) = inventory.matrices.iter().position(|m| Some(m.id) == parts[0].id()) else {
                 continue;
             };
+            let whole = &inventory.matrices[at];
+            let Some(left) = room.checked_sub(4 * whole.shape.len() as u64) else { continue };
             room = left;
-            sum += layer.predicted_loss;
+            let id = whole.id;
             let mut matrix = plain.linear(id)?;
             let columns = source.columns(id)?;
-            let noise = seed ^ (((index as u64) << 32) | (0x8000_0000 + draw as u64));
-            let rows = deviations(
+            let noise = seed ^ (((at as u64) << 32) | (0x8000_0000 + draw as u64));
+            let mut rows = deviations(
                 &matrix.data,
                 matrix.shape.cols,
                 columns.as_deref(),
                 rows_turn(plain.config(), id, rotation),
             );
-            add_noise(&mut matrix.data, &rows, columns.as_deref(), layer.scheme.error()?.sqrt(), noise);
+            for layer in parts {
+                sum += layer.predicted_loss;
+                #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
+                let size = layer.scheme.error()?.sqrt() as f32;
+                match (layer.band(), plan.bands.get(&whole.name)) {
+                    (Some(band), Some(bands)) => bands.rows(band).for_each(|row| rows[row] *= size),
+                    _ => rows.iter_mut().for_each(|row| *row *= size),
+                }
+            }
+            add_noise(&mut matrix.data, &rows, columns.as_deref(), 1.0, noise);
             let noisy = Linear::dense(matrix.shape, matrix.data, plain.bias(id)?);
             model.replace(id, noisy.map_err(fracbit_model::Error::from)?)?;
         }

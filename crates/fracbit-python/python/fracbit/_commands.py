@@ -76,6 +76,7 @@ def plan(
     code: str | None = None,
     rotation: str | None = None,
     smoothing: bool = True,
+    bands: bool = True,
     seed: int = 0,
     keep_head: bool = False,
     pin: str | Sequence[str] | None = None,
@@ -93,8 +94,9 @@ def plan(
 
     `palette` ("tcq", "vq", "nuq", "nest", "all"), `also` (schemes beside it) and `code` ("fine",
     "fast", "hyb") say what to choose from, `rotation` ("auto", "online", "fold", "none"),
-    `smoothing` and `seed` how weights are prepared. `pin` ("layers.0.*=tcq-4") gives layers a
-    scheme, `exclude` forbids them some. `sensitivity` is "quick" (measure on 1024 tokens, the
+    `smoothing` and `seed` how weights are prepared, `bands` whether rows whose errors cost most may
+    have more bits than the rest of their matrix. `pin` ("layers.0.*=tcq-4") gives layers a scheme,
+    `exclude` forbids them some. `sensitivity` is "quick" (measure on 1024 to 4096 tokens, the
     default), "prior" (measure nothing) or a file of `fracbit sensitivity`.
 
     Raises BudgetError when the budget is out of reach.
@@ -122,6 +124,7 @@ def plan(
         code=code,
         rotation=rotation,
         no_smoothing=not smoothing,
+        no_bands=not bands,
         seed=seed,
         keep_head=keep_head,
         pin=_listed(pin),
@@ -163,6 +166,7 @@ def quantize(
     code: str | None = None,
     rotation: str | None = None,
     smoothing: bool = True,
+    bands: bool = True,
     seed: int | None = None,
     keep_head: bool = False,
     pin: str | Sequence[str] | None = None,
@@ -230,6 +234,7 @@ def quantize(
             code=code,
             rotation=rotation,
             no_smoothing=not smoothing,
+            no_bands=not bands,
             seed=seed,
             keep_head=keep_head,
             pin=_listed(pin),
