@@ -114,6 +114,23 @@ FB_DEVICE void add(const AddArgs& a) {
     for (uint32_t i = block_x() * threads_x() + thread_x(); i < a.count; i += blocks_x() * threads_x()) stg(a.to + i, ldg(a.to + i) + ldg(a.x + i));
 }
 
+/// The columns of a product of several matrices, one behind the other, to where they belong: bands
+/// of rows.
+struct PlaceArgs {
+    const float* from;       // (rows, width)
+    const uint32_t* places;  // (width), a permutation
+    float* to;               // (rows, width), not from
+    uint32_t width, accumulate;
+};
+FB_DEVICE void place(const PlaceArgs& a) {
+    const float* from = a.from + (size_t)block_x() * a.width;
+    float* to = a.to + (size_t)block_x() * a.width;
+    for (uint32_t i = block_y() * threads_x() + thread_x(); i < a.width; i += blocks_y() * threads_x()) {
+        float* at = to + ldg(a.places + i);
+        stg(at, a.accumulate ? ldg(at) + ldg(from + i) : ldg(from + i));
+    }
+}
+
 /// cap tanh(x / cap); cap 0: x.
 FB_DEVICE float capped(float x, float cap) { return cap > 0.f ? cap - fast_div(2.f * cap, 1.f + fast_exp(2.f * x / cap)) : x; }
 struct CapArgs {
@@ -399,5 +416,5 @@ FB_DEVICE void attend(const AttendArgs& a) {
 }
 
 static_assert(sizeof(Step) == 4132 && sizeof(EmbedArgs) == 32 && sizeof(NormArgs) == 40 && sizeof(GainArgs) == 24, "arguments");
-static_assert(sizeof(GateArgs) == 24 && sizeof(AddArgs) == 24 && sizeof(CapArgs) == 16 && sizeof(RotateArgs) == 72 && sizeof(HeadsArgs) == 104, "arguments");
+static_assert(sizeof(GateArgs) == 24 && sizeof(AddArgs) == 24 && sizeof(PlaceArgs) == 32 && sizeof(CapArgs) == 16 && sizeof(RotateArgs) == 72 && sizeof(HeadsArgs) == 104, "arguments");
 static_assert(sizeof(AttendArgs) == 80, "arguments");

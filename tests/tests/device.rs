@@ -99,30 +99,34 @@ fn models_are_evaluated_beside_their_originals() {
     assert!(score(&model, None, &windows, 4.5, &Quiet).unwrap().kl.is_none());
 }
 
-/// The device has no matrix of several schemes: embeddings in bands become dense there.
 #[test]
-fn banded_embeddings_run_on_the_device() {
-    let device = device();
-    let dir = tempfile::tempdir().unwrap();
-    let reference = fracbit_tests::reference("llama3");
-    let source = Source::open(&reference.dir, RotationMode::Fold, 0).unwrap();
-    let options = PlanOptions { palette: Palette::Nuq, ..source.options(Target::Bits(7.0)) };
-    let plan = plan(&source.inventory, &source.banded(), &options).unwrap();
-    assert!(!plan.bands.is_empty());
-    let out = dir.path().join("banded");
-    source.quantize(&plan, &out, false).unwrap();
-    let opened = Opened::new(&out).unwrap();
-    let logits = logits(&opened.model(&kernels().unwrap(), true).unwrap(), &reference.tokens);
-    let next = reference.tokens[1..].iter().map(|&token| token as usize);
-    let nats = logits
-        .chunks(opened.config.vocab_size)
-        .zip(next)
-        .map(|(row, next)| log_sum_exp(row) - f64::from(row[next]));
-    let want = nats.sum::<f64>() / (reference.tokens.len() - 1) as f64;
-    let model = opened.on_device(&device, true).unwrap();
-    let got = score(&model, None, &[reference.tokens], 7.0, &Quiet).unwrap();
-    eprintln!("{} nats, on the processor {want}", got.nats_per_token);
-    assert!((got.nats_per_token - want).abs() < 0.02, "{got:?}, want {want}");
+fn matrices_in_bands_run_on_the_device() {
+    // Tied and not, with biases of queries, and norms behind attention and MLP.
+    for (name, rotation) in
+        [("llama3", RotationMode::Fold), ("qwen2", RotationMode::Online), ("gemma3", RotationMode::Online)]
+    {
+        let device = device();
+        let dir = tempfile::tempdir().unwrap();
+        let reference = fracbit_tests::reference(name);
+        let source = Source::open(&reference.dir, rotation, 0).unwrap();
+        let options = PlanOptions { palette: Palette::Nuq, ..source.options(Target::Bits(7.0)) };
+        let plan = plan(&source.inventory, &source.banded(), &options).unwrap();
+        assert!(!plan.bands.is_empty());
+        let out = dir.path().join("banded");
+        source.quantize(&plan, &out, false).unwrap();
+        let opened = Opened::new(&out).unwrap();
+        let logits = logits(&opened.model(&kernels().unwrap(), true).unwrap(), &reference.tokens);
+        let next = reference.tokens[1..].iter().map(|&token| token as usize);
+        let nats = logits
+            .chunks(opened.config.vocab_size)
+            .zip(next)
+            .map(|(row, next)| log_sum_exp(row) - f64::from(row[next]));
+        let want = nats.sum::<f64>() / (reference.tokens.len() - 1) as f64;
+        let model = opened.on_device(&device, true).unwrap();
+        let got = score(&model, None, &[reference.tokens], 7.0, &Quiet).unwrap();
+        eprintln!("{name}: {} nats, on the processor {want}", got.nats_per_token);
+        assert!((got.nats_per_token - want).abs() < 0.02, "{name}: {got:?}, want {want}");
+    }
 }
 
 /// The shim, counting searches.

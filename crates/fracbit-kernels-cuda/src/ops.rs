@@ -94,6 +94,16 @@ struct AddArgs {
 
 #[repr(C)]
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
+struct PlaceArgs {
+    from: Address,
+    places: Address,
+    to: Address,
+    width: u32,
+    accumulate: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
 struct CapArgs {
     x: Address,
     count: u32,
@@ -271,6 +281,31 @@ pub fn add<D: Device>(
     holds(x, count, "add");
     let args = AddArgs { to: to.at(), x: x.at(), count: u32_of(count), pad: 0 };
     device.launch("fb_add", each(count), bytemuck::bytes_of(&args))
+}
+
+/// `to[places[i]] = from[i]`, or `+=`, for every row: columns that several matrices made, one
+/// behind the other, go where they belong. `places` are 32-bit and each comes once.
+///
+/// # Errors
+/// When the launch is refused.
+///
+/// # Panics
+/// When a buffer is too short.
+pub fn place<D: Device>(
+    device: &D,
+    from: &Buffer<'_, D>,
+    places: &Buffer<'_, D>,
+    to: &Buffer<'_, D>,
+    (rows, width): (usize, usize),
+    accumulate: bool,
+) -> Result<(), DeviceError> {
+    holds(from, rows * width, "place");
+    holds(places, width, "place");
+    holds(to, rows * width, "place");
+    let (from, places, to) = (from.at(), places.at(), to.at());
+    let args = PlaceArgs { from, places, to, width: u32_of(width), accumulate: accumulate.into() };
+    let grid = Grid { blocks: (u32_of(rows), u32_of(width.div_ceil(256).min(64))), threads: 256, shared: 0 };
+    device.launch("fb_place", grid, bytemuck::bytes_of(&args))
 }
 
 /// `x = cap tanh(x / cap)`, of `count` values.

@@ -178,6 +178,18 @@ fn small_operations() {
     ops::add(&device, &to, &other, 500).expect("a launch");
     let sums: Vec<f32> = to.read(600).expect("a copy");
     assert!((0..500).all(|i| sums[i] == x[i] + x[i + 7]) && sums[500..] == x[500..600]);
+    let order: Vec<u32> = (0..stride as u32).map(|i| i * 7 % stride as u32).collect();
+    for accumulate in [false, true] {
+        let (from, to) = (Buffer::of(&device, &x[11..], "from").expect("memory"), input());
+        let places = Buffer::of(&device, &order, "places").expect("memory");
+        ops::place(&device, &from, &places, &to, (rows, stride), accumulate).expect("a launch");
+        let got: Vec<f32> = to.read(rows * stride + 50).expect("a copy");
+        for i in 0..rows * stride {
+            let at = i / stride * stride + order[i % stride] as usize;
+            assert_eq!(got[at], x[11 + i] + if accumulate { x[at] } else { 0.0 }, "{i}");
+        }
+        assert_eq!(got[rows * stride..], x[rows * stride..rows * stride + 50]);
+    }
     let to = input();
     ops::cap(&device, &to, 400, 1.5).expect("a launch");
     for (got, &x) in to.read::<f32>(400).expect("a copy").into_iter().zip(&x) {

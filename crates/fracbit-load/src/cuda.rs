@@ -118,16 +118,12 @@ impl Opened {
             let shape = id.shape(&self.config);
             let bias =
                 id.has_bias(&self.config).then(|| reader.f32s(&id.bias_name(), shape.rows)).transpose()?;
-            // The device has no matrix of several schemes: at 16 bits there.
-            let dense = |data: &PackedMatrixData<'_>| data.view().dequantize();
-            if let Some((bands, parts)) = reader.banded(block, id, shape, &mut books, dense)? {
-                let mut weights = vec![0.0; shape.len()];
-                for (band, part) in parts.into_iter().enumerate() {
-                    for (row, values) in bands.rows(band).zip(part.chunks_exact(shape.cols)) {
-                        weights[row * shape.cols..][..shape.cols].copy_from_slice(values);
-                    }
-                }
-                builder.dense(id, &weights, bias);
+            let whole = |data: &PackedMatrixData<'_>| data.view().to_data();
+            if let Some((bands, parts)) = reader.banded(block, id, shape, &mut books, whole)? {
+                let rows = (0..parts.len()).flat_map(|band| bands.rows(band));
+                let rows = rows.map(|row| u32::try_from(row).expect("rows of a model")).collect();
+                let views: Vec<_> = parts.iter().map(PackedMatrixData::view).collect();
+                builder.banded(id, &views, rows, bias);
                 continue;
             }
             let module = block.storage(id, self.checkpoint.dir())?;

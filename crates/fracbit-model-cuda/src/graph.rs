@@ -29,6 +29,23 @@ pub(crate) struct Dense<'d, D: Device> {
 impl<'d, D: Device> Group<'d, D> {
     fn apply(
         &self,
+        (model, s): (&DeviceModel<'d, D>, &DeviceWork<'d, D>),
+        x: &Buffer<'_, D>,
+        y: &Buffer<'_, D>,
+        batch: usize,
+        accumulate: bool,
+        many: Option<&Dense<'d, D>>,
+    ) -> Result<(), DeviceError> {
+        let (Some(places), Some(apart)) = (&self.places, &s.apart) else {
+            return self.products(model, x, y, batch, accumulate, many);
+        };
+        self.products(model, x, apart, batch, false, many)?;
+        ops::place(model.device, apart, places, y, (batch, self.rows), accumulate)
+    }
+
+    /// The rows of the parts, one behind the other.
+    fn products(
+        &self,
         model: &DeviceModel<'d, D>,
         x: &Buffer<'_, D>,
         y: &Buffer<'_, D>,
@@ -67,6 +84,8 @@ pub struct DeviceWork<'d, D: Device> {
     n: Buffer<'d, D>,                 // (rows, widest input)
     turned: Buffer<'d, D>,            // (rows, widest input)
     wide: Buffer<'d, D>,              // (rows, q + k + v or gate + up)
+    /// Products whose rows are not where they belong yet, if there are such.
+    apart: Option<Buffer<'d, D>>,
     /// Tokens that may run together.
     pub(crate) rows: usize,
     attention: AttentionWork<'d, D>,
@@ -111,6 +130,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             n: rows(widest)?,
             turned: rows(widest)?,
             wide: rows(shape.row().max(2 * config.intermediate_size))?,
+            apart: self.apart(together)?,
             rows: together,
             attention: AttentionWork::new(device, &shape)?,
             rope_table: Buffer::of(
@@ -133,6 +153,16 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             shape,
             dense: self.dense(together),
         })
+    }
+
+    /// Room for products of `rows` tokens whose rows come in another order.
+    fn apart(&self, rows: usize) -> Result<Option<Buffer<'d, D>>, DeviceError> {
+        let moved = |group: &&Group<'d, D>| group.places.is_some();
+        let groups = self.layers.iter().flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]);
+        let of_blocks = groups.filter(moved).map(|g| rows * g.rows).max();
+        let of_head = self.head.iter().filter(moved).map(|g| MAX_ROWS * g.rows).max();
+        let most = of_blocks.max(of_head);
+        most.map(|most| Buffer::zeroed(self.device, 4 * most, "products of bands")).transpose()
     }
 
     /// Room for products with `rows` tokens as dense ones; `None` where they are not worth it, or
@@ -178,7 +208,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         };
         for ((i, layer), cache) in self.layers.iter().enumerate().zip(caches) {
             let input = self.read(s, layer.attention_norm.as_ref(), layer.attention_in.as_ref(), rows)?;
-            layer.qkv.apply(self, input, &s.wide, rows, false, many)?;
+            layer.qkv.apply((self, s), input, &s.wide, rows, false, many)?;
             if config.qk_norm == QkNorm::Whole {
                 let (q, k, stride) = (config.q_dim(), config.kv_dim(), s.shape.row());
                 for (norm, part) in [(&layer.query_norm, (0, q, stride)), (&layer.key_norm, (q, k, stride))] {
@@ -213,7 +243,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             self.write(s, &layer.output, input, after_attention, rows, many)?;
 
             let input = self.read(s, layer.mlp_norm.as_ref(), layer.mlp_in.as_ref(), rows)?;
-            layer.gate_up.apply(self, input, &s.wide, rows, false, many)?;
+            layer.gate_up.apply((self, s), input, &s.wide, rows, false, many)?;
             match &layer.down_in {
                 Some(tables) => tables.rotate(device, &s.wide, &s.turned, rows, false, Some(gate))?,
                 None => ops::gate(device, gate, &s.wide, &s.turned, (rows, config.intermediate_size))?,
@@ -252,8 +282,8 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         many: Option<&Dense<'d, D>>,
     ) -> Result<(), DeviceError> {
         let (device, width) = (self.device, self.config.hidden_size);
-        let Some(gain) = norm else { return product.apply(self, input, &s.x, rows, true, many) };
-        product.apply(self, input, &s.wide, rows, false, many)?;
+        let Some(gain) = norm else { return product.apply((self, s), input, &s.x, rows, true, many) };
+        product.apply((self, s), input, &s.wide, rows, false, many)?;
         ops::norm(device, &s.wide, Some(gain), &s.n, (0, rows, width), self.inner_eps)?;
         let mut out = &s.n;
         if let Some(tables) = &self.branch_out {
@@ -314,7 +344,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             }
         };
         match &self.head {
-            Some(group) => group.apply(self, input, &s.logits, rows, false, None)?,
+            Some(group) => group.apply((self, s), input, &s.logits, rows, false, None)?,
             None => self.embed.apply_at(device, input, &s.logits, (0, self.embed.rows()), rows, false)?,
         }
         #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]

@@ -91,6 +91,8 @@ pub(crate) enum Linear<'d, D: Device> {
 pub(crate) struct Group<'d, D: Device> {
     pub(crate) parts: Vec<(usize, Linear<'d, D>)>, // first output row
     pub(crate) rows: usize,
+    /// Where each output row belongs, if that is elsewhere: rows of matrices in bands.
+    pub(crate) places: Option<Buffer<'d, D>>,
 }
 
 #[derive(Debug)]
@@ -143,6 +145,26 @@ pub struct DeviceModel<'d, D: Device> {
 enum Part {
     Packed(Box<PackedMatrixData<'static>>),
     Dense(Vec<u16>),
+    /// Bands of rows, and the rows of all of them, one band behind the other.
+    Banded(Vec<PackedMatrixData<'static>>, Vec<u32>),
+}
+
+impl Part {
+    /// The weights, (rows, cols).
+    fn weights(&self, cols: usize) -> Vec<f32> {
+        match self {
+            Self::Packed(data) => data.view().dequantize(),
+            Self::Dense(halves) => halves.iter().map(|&h| f16::from_bits(h).to_f32()).collect(),
+            Self::Banded(bands, rows) => {
+                let mut weights = vec![0.0; rows.len() * cols];
+                let all = bands.iter().flat_map(|band| band.view().dequantize()).collect::<Vec<f32>>();
+                for (&row, values) in rows.iter().zip(all.chunks_exact(cols)) {
+                    weights[row as usize * cols..][..cols].copy_from_slice(values);
+                }
+                weights
+            }
+        }
+    }
 }
 
 /// Collects the parts of a [`DeviceModel`]; matrices stay in main memory until [`Builder::build`]
@@ -176,6 +198,15 @@ impl<'d, D: Device> Builder<'d, D> {
     /// Sets a packed matrix.
     pub fn packed(&mut self, id: LinearId, view: &PackedView<'_>, bias: Option<Vec<f32>>) {
         self.parts.insert(id, (Part::Packed(Box::new(view.to_data())), bias));
+    }
+
+    /// Sets a matrix whose rows lie in several packed ones, `rows` one band behind the other.
+    ///
+    /// # Panics
+    /// When there are not as many rows.
+    pub fn banded(&mut self, id: LinearId, bands: &[PackedView<'_>], rows: Vec<u32>, bias: Option<Vec<f32>>) {
+        assert_eq!(rows.len(), bands.iter().map(|band| band.shape().rows).sum::<usize>(), "rows of bands");
+        self.parts.insert(id, (Part::Banded(bands.iter().map(PackedView::to_data).collect(), rows), bias));
     }
 
     /// Sets a dense matrix, rounded to half precision.
@@ -212,7 +243,7 @@ impl<'d, D: Device> Builder<'d, D> {
             .iter()
             .map(|(_, _, part, _)| match part {
                 Part::Packed(data) => Some(data.view()),
-                Part::Dense(_) => None,
+                Part::Dense(_) | Part::Banded(..) => None,
             })
             .collect();
         let bad = |id: LinearId| move |source: LoadError| Error::Matrix { id, source };
@@ -226,25 +257,41 @@ impl<'d, D: Device> Builder<'d, D> {
                 });
                 let bias: Option<Vec<f32>> = bias;
                 let matrix = DeviceMatrix::stacked(device, &all, bias.as_deref()).map_err(bad(ids[0]))?;
-                return Ok(Group { parts: vec![(0, Linear::Packed(Box::new(matrix)))], rows });
+                return Ok(Group { parts: vec![(0, Linear::Packed(Box::new(matrix)))], rows, places: None });
             }
         }
-        let (mut parts, mut first) = (Vec::new(), 0);
+        // Where each row of the parts belongs.
+        let (mut parts, mut places) = (Vec::new(), Vec::new());
         for (id, shape, part, bias) in &taken {
-            let linear = match part {
-                Part::Packed(data) => {
-                    let matrix = DeviceMatrix::new(device, &data.view(), bias.as_deref());
-                    Linear::Packed(Box::new(matrix.map_err(bad(*id))?))
+            let first = places.len();
+            let packed = |data: &PackedMatrixData<'_>, bias: Option<&[f32]>| {
+                let matrix = DeviceMatrix::new(device, &data.view(), bias).map_err(bad(*id))?;
+                Ok::<_, Error>(Linear::Packed(Box::new(matrix)))
+            };
+            match part {
+                Part::Banded(bands, rows) => {
+                    for band in bands {
+                        let at = places.len();
+                        let rows = &rows[at - first..][..band.shape().rows];
+                        let bias = bias.as_ref().map(|b| rows.iter().map(|&row| b[row as usize]).collect());
+                        let bias: Option<Vec<f32>> = bias;
+                        parts.push((at, packed(band, bias.as_deref())?));
+                        places.extend(rows.iter().map(|&row| first + row as usize));
+                    }
+                    continue;
                 }
+                Part::Packed(data) => parts.push((first, packed(data, bias.as_deref())?)),
                 Part::Dense(weights) => {
                     let dense = DenseMatrix::new(device, (shape.rows, shape.cols), weights, bias.as_deref());
-                    Linear::Dense(dense?)
+                    parts.push((first, Linear::Dense(dense?)));
                 }
-            };
-            parts.push((first, linear));
-            first += shape.rows;
+            }
+            places.extend(first..first + shape.rows);
         }
-        Ok(Group { parts, rows })
+        let moved = places.iter().enumerate().any(|(at, &place)| at != place);
+        let places: Vec<u32> = places.iter().map(|&p| u32::try_from(p).expect("rows of a model")).collect();
+        let places = moved.then(|| Buffer::of(device, &places, "places of rows")).transpose()?;
+        Ok(Group { parts, rows, places })
     }
 
     /// Embedding rows, turned back and divided by their factors, as f16 bits; `None` where they are
@@ -257,10 +304,7 @@ impl<'d, D: Device> Builder<'d, D> {
         };
         let id = LinearId::Embed;
         let (part, _) = self.parts.get(&id).ok_or_else(|| Error::Missing(id.to_string()))?;
-        let mut rows = match part {
-            Part::Packed(data) => data.view().dequantize(),
-            Part::Dense(halves) => halves.iter().map(|&h| f16::from_bits(h).to_f32()).collect(),
-        };
+        let mut rows = part.weights(id.shape(&self.config).cols);
         rotation.apply_rows_inverse(&mut rows);
         let by = divisors.iter().cycle();
         Ok(Some(rows.iter().zip(by).map(|(x, by)| f16::from_f32(x / by).to_bits()).collect()))
@@ -306,21 +350,29 @@ impl<'d, D: Device> Builder<'d, D> {
         // head.
         let shape = LinearId::Embed.shape(&config);
         let divided = self.divided()?;
-        let group = self.group(&[LinearId::Embed])?;
+        let table = match (&divided, self.parts.get(&LinearId::Embed)) {
+            (Some(_), _) => divided.clone(),
+            (None, Some((part @ Part::Banded(..), _))) => {
+                Some(part.weights(shape.cols).iter().map(|&w| f16::from_f32(w).to_bits()).collect())
+            }
+            _ => None,
+        };
+        let mut group = self.group(&[LinearId::Embed])?;
         let mut tied_head = None;
         let embed_out = self.rotations.embed_out().filter(|_| divided.is_none());
         let embed_out = embed_out.map(|r| tables(device, r)).transpose()?;
-        let embed = match (divided, group.parts.into_iter().next()) {
-            (Some(table), Some(part)) => {
-                tied_head = Some(Group { parts: vec![part], rows: shape.rows });
+        let embed = match (table, group.parts.pop()) {
+            (Some(table), Some(last)) => {
+                group.parts.push(last);
+                tied_head = Some(group);
                 DenseMatrix::new(device, (shape.rows, shape.cols), &table, None)?
             }
             (None, Some((_, Linear::Dense(dense)))) => dense,
             (None, Some((_, Linear::Packed(matrix)))) => {
                 let table = Buffer::zeroed(device, 2 * shape.len(), "embedding")?;
                 matrix.expand(&table, false)?;
-                let rows = shape.rows;
-                tied_head = Some(Group { parts: vec![(0, Linear::Packed(matrix))], rows });
+                group.parts.push((0, Linear::Packed(matrix)));
+                tied_head = Some(group);
                 DenseMatrix::of_buffer(table, shape.rows, shape.cols)
             }
             (_, None) => return Err(Error::Missing(LinearId::Embed.to_string())),

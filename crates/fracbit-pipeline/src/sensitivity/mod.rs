@@ -51,8 +51,8 @@ impl Protocol {
     pub const FULL: Self = Self { levels: 0, tokens: 4096, seed: 0 };
     /// What `quantize` measures when no file is given, on a text that the model writes.
     pub const QUICK: Self = Self { levels: 0, tokens: 1024, seed: 0 };
-    /// The same on a text that is there already: more tokens say more of single rows, and the last
-    /// ones what a whole model loses on others than those.
+    /// The same on a text that is there already: more tokens say more of single rows, and others
+    /// what a whole model loses.
     pub const QUICK_ON_TEXT: Self = Self { tokens: 4096 + TOGETHER_TOKENS, ..Self::QUICK };
 
     /// The protocol in words, as documents record it.
@@ -375,21 +375,17 @@ pub(crate) const SEQUENCE: usize = 256;
 /// Tokens that all matrices at once are measured on at most.
 pub(crate) const TOGETHER_TOKENS: usize = 1024;
 
-/// A text for single matrices and one for all at once: where there is enough of it, others, for
-/// plans are made for the first.
+/// A text for single matrices and one for all at once. Where there is enough, each fifth sequence
+/// is for the latter alone: plans are made for the others, and the kinds of text are the same.
 fn apart(sequences: &Sequences) -> (Sequences, Sequences) {
     if sequences.tokens() < 4 * TOGETHER_TOKENS {
         return (sequences.clone(), head(sequences, TOGETHER_TOKENS, None));
     }
-    let all: Vec<&[u32]> = sequences.iter().collect();
-    let mut tokens = 0;
-    let behind = all.iter().rev().take_while(|s| {
-        tokens += s.len();
-        tokens <= TOGETHER_TOKENS
-    });
-    let (first, last) = all.split_at(all.len() - behind.count());
-    let of = |part: &[&[u32]]| Sequences::new(part.iter().map(|s| s.to_vec()).collect());
-    (of(first), of(last))
+    let of = |rest: bool| {
+        let some = sequences.iter().enumerate().filter(move |(i, _)| (i % 5 == 4) == rest);
+        Sequences::new(some.map(|(_, s)| s.to_vec()).collect())
+    };
+    (of(false), head(&of(true), TOGETHER_TOKENS, None))
 }
 
 /// The text that a model is measured on where none is given.
@@ -536,7 +532,9 @@ mod tests {
         let of = |count: u32| Sequences::new((0..count).map(|i| vec![i; SEQUENCE]).collect());
         let (first, last) = apart(&of(20));
         assert_eq!((first.len(), last.len()), (16, 4));
-        assert_eq!(last.iter().next().unwrap()[0], 16);
+        assert_eq!(last.iter().map(|s| s[0]).collect::<Vec<_>>(), [4, 9, 14, 19]);
+        assert!(first.iter().all(|s| s[0] % 5 < 4));
+        assert_eq!(apart(&of(100)).1.len(), 4, "no more than that");
         let (first, last) = apart(&of(8));
         assert_eq!((first.len(), last.len()), (8, 4));
         assert_eq!(last.iter().next().unwrap()[0], 0);
