@@ -34,7 +34,7 @@ const TYPICAL: &str = "tcq-3";
 
 const AFTER: &str = "\
 What it does: it calibrates on a text (--text, or a built-in one), chooses rotation and factors by the model's channels, measures on \
-1024 tokens what each matrix loses (--sensitivity), plans, and rounds layer by layer, each for the inputs that the layers before it \
+5120 tokens what matrices and their rows lose (--sensitivity), plans, and rounds layer by layer, each for the inputs that the layers before it \
 give. `--data-free` leaves out the text, `--sensitivity prior` the measurement, which may take more memory than the rest.
 
 OUT gets its name when everything in it is on disk. A run that is killed or fails leaves OUT.partial-XXXXXX beside it: the \
