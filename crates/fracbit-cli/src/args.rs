@@ -197,8 +197,8 @@ pub(crate) struct ShapeArgs {
     /// large channels less sensitive.
     #[arg(long)]
     pub(crate) no_smoothing: bool,
-    /// Give all rows of a matrix one scheme, not more bits to those whose errors cost most: a
-    /// little faster, more so on GPUs, and loses more.
+    /// Give all rows of a matrix one scheme, not more bits to those whose errors cost most: faster,
+    /// and loses more.
     #[arg(long)]
     pub(crate) no_bands: bool,
     /// Seed of rotations, and of the measurement when there is one.

@@ -10,7 +10,7 @@ use crate::{
 };
 use fracbit::{
     Calibration, Forecast, MachineProfile, Objective, Opened, Plan, PlanError, PlanOptions, Progress,
-    Protocol, Sensitivities, Speed, Target, bands, compress,
+    Sensitivities, Speed, Target, bands, compress,
     memory::MemoryBudget,
     plan::{Inventory, OperatingPoint, PlannedMatrix},
 };
@@ -236,11 +236,6 @@ fn how_to_measure(objective: Objective) -> &'static str {
             "measure it: `fracbit sensitivity MODEL -o actual.json --text FILE --actual tcq-3`"
         }
     }
-}
-
-/// What `quantize` and `plan` measure by default, with or without a text.
-pub(crate) fn quick(seed: u64, text: bool) -> Protocol {
-    Protocol { seed, ..if text { Protocol::QUICK_ON_TEXT } else { Protocol::QUICK } }
 }
 
 /// What may help to make a plan.

@@ -122,8 +122,7 @@ impl Opened {
             if let Some((bands, parts)) = reader.banded(block, id, shape, &mut books, whole)? {
                 let rows = (0..parts.len()).flat_map(|band| bands.rows(band));
                 let rows = rows.map(|row| u32::try_from(row).expect("rows of a model")).collect();
-                let views: Vec<_> = parts.iter().map(PackedMatrixData::view).collect();
-                builder.banded(id, &views, rows, bias);
+                builder.banded(id, parts, rows, bias);
                 continue;
             }
             let module = block.storage(id, self.checkpoint.dir())?;

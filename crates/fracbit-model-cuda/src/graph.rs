@@ -36,41 +36,32 @@ impl<'d, D: Device> Group<'d, D> {
         accumulate: bool,
         many: Option<&Dense<'d, D>>,
     ) -> Result<(), DeviceError> {
-        let (Some(places), Some(apart)) = (&self.places, &s.apart) else {
-            return self.products(model, x, y, batch, accumulate, many);
-        };
-        self.products(model, x, apart, batch, false, many)?;
-        ops::place(model.device, apart, places, y, (batch, self.rows), accumulate)
-    }
-
-    /// The rows of the parts, one behind the other.
-    fn products(
-        &self,
-        model: &DeviceModel<'d, D>,
-        x: &Buffer<'_, D>,
-        y: &Buffer<'_, D>,
-        batch: usize,
-        accumulate: bool,
-        many: Option<&Dense<'d, D>>,
-    ) -> Result<(), DeviceError> {
+        // Rows that belong elsewhere are made apart and then put in place.
+        let moved = self.places.as_ref().map(|places| (places, s.apart.as_ref().expect("room for them")));
+        let (to, add) = moved.map_or((y, accumulate), |(_, apart)| (apart, false));
+        let place = |offset: &usize| (*offset, self.rows);
         if let Some(Dense { halves, weights }) = many {
             let cols = match &self.parts[0].1 {
                 Linear::Packed(m) => m.shape().cols,
                 Linear::Dense(m) => m.cols(),
             };
             ops::halve(model.device, x, halves, batch * cols)?;
-            return self.parts.iter().try_for_each(|(offset, linear)| {
-                let place = (*offset, self.rows);
-                match linear {
-                    Linear::Packed(m) => m.apply_many(halves, weights, y, place, batch, accumulate),
-                    Linear::Dense(m) => m.apply_many(model.device, halves, y, place, batch, accumulate),
-                }
-            });
+            self.parts.iter().try_for_each(|(at, linear)| match linear {
+                Linear::Packed(m) => m.apply_many(halves, weights, to, place(at), batch, add),
+                Linear::Dense(m) => m.apply_many(model.device, halves, to, place(at), batch, add),
+            })?;
+        } else {
+            self.parts.iter().try_for_each(|(at, linear)| match linear {
+                Linear::Packed(m) => m.apply_at(x, to, place(at), batch, add, &model.work),
+                Linear::Dense(m) => m.apply_at(model.device, x, to, place(at), batch, add),
+            })?;
         }
-        self.parts.iter().try_for_each(|(offset, linear)| match linear {
-            Linear::Packed(m) => m.apply_at(x, y, (*offset, self.rows), batch, accumulate, &model.work),
-            Linear::Dense(m) => m.apply_at(model.device, x, y, (*offset, self.rows), batch, accumulate),
-        })
+        match moved {
+            Some((places, apart)) => {
+                ops::place(model.device, apart, places, y, (batch, self.rows), accumulate)
+            }
+            None => Ok(()),
+        }
     }
 }
 

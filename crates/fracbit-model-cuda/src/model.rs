@@ -204,9 +204,15 @@ impl<'d, D: Device> Builder<'d, D> {
     ///
     /// # Panics
     /// When there are not as many rows.
-    pub fn banded(&mut self, id: LinearId, bands: &[PackedView<'_>], rows: Vec<u32>, bias: Option<Vec<f32>>) {
+    pub fn banded(
+        &mut self,
+        id: LinearId,
+        bands: Vec<PackedMatrixData<'static>>,
+        rows: Vec<u32>,
+        bias: Option<Vec<f32>>,
+    ) {
         assert_eq!(rows.len(), bands.iter().map(|band| band.shape().rows).sum::<usize>(), "rows of bands");
-        self.parts.insert(id, (Part::Banded(bands.iter().map(PackedView::to_data).collect(), rows), bias));
+        self.parts.insert(id, (Part::Banded(bands, rows), bias));
     }
 
     /// Sets a dense matrix, rounded to half precision.
@@ -350,17 +356,16 @@ impl<'d, D: Device> Builder<'d, D> {
         // head.
         let shape = LinearId::Embed.shape(&config);
         let divided = self.divided()?;
-        let table = match (&divided, self.parts.get(&LinearId::Embed)) {
-            (Some(_), _) => divided.clone(),
-            (None, Some((part @ Part::Banded(..), _))) => {
-                Some(part.weights(shape.cols).iter().map(|&w| f16::from_f32(w).to_bits()).collect())
-            }
-            _ => None,
-        };
-        let mut group = self.group(&[LinearId::Embed])?;
         let mut tied_head = None;
         let embed_out = self.rotations.embed_out().filter(|_| divided.is_none());
         let embed_out = embed_out.map(|r| tables(device, r)).transpose()?;
+        let table = divided.or_else(|| match self.parts.get(&LinearId::Embed) {
+            Some((part @ Part::Banded(..), _)) => {
+                Some(part.weights(shape.cols).iter().map(|&w| f16::from_f32(w).to_bits()).collect())
+            }
+            _ => None,
+        });
+        let mut group = self.group(&[LinearId::Embed])?;
         let embed = match (table, group.parts.pop()) {
             (Some(table), Some(last)) => {
                 group.parts.push(last);

@@ -207,8 +207,7 @@ pub fn sensitivities(
     kept: Option<&Path>,
     progress: &dyn Progress,
 ) -> Result<Sensitivities, Error> {
-    let usual = if calibration.is_some() { Protocol::QUICK_ON_TEXT } else { Protocol::QUICK };
-    let protocol = Protocol { seed: weights.rotations().seed(), ..usual };
+    let protocol = Protocol::quick(weights.rotations().seed(), calibration.is_some());
     let bos = weights.config().bos_token_id;
     let text = calibration.map(|c| Text::of(c, protocol.tokens, bos)).transpose()?;
     let tokens = text.as_ref().map_or(protocol.tokens, |text| text.sequences.tokens());

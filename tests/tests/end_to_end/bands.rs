@@ -64,9 +64,9 @@ fn banded_models_run_as_their_weights_say() {
                 assert!(close, "{} {}: {found}, told {}", r.name, told.name, told.relative_error);
             }
         }
-        // And the model is that of these weights, whatever it is held in.
+        // And the model is that of these weights, whatever embedding and head are held in.
         let mut dense: Model = load(&out).expect("it runs");
-        for &id in &cut {
+        for &id in cut.iter().filter(|id| !id.is_layer()) {
             let layer = dense.linear(id).expect("there is one");
             let weights = layer.to_dense().expect("a whole layer");
             let twin =
@@ -74,9 +74,7 @@ fn banded_models_run_as_their_weights_say() {
             dense.replace(id, twin.expect("the same shape")).expect("the same shape");
         }
         let off = relative(&logits(&model, &r.tokens), &logits(&dense, &r.tokens));
-        // Activations of three layers are rounded, which may send a token to another expert.
-        let most = if source.opened.config.experts.is_some() { 0.2 } else { 0.04 };
-        assert!(off < most, "{}: {off}", r.name);
+        assert!(off < 0.01, "{}: {off}", r.name);
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{
 use clap::Args;
 use fracbit::{
     Calibration, CalibrationText, Dealt, Effort, Forecast, LearnOptions, MemoryEstimate, Plan, PlanOptions,
-    Progress, QuantizeOptions, Rounders, Target, calibrate, learn,
+    Progress, Protocol, QuantizeOptions, Rounders, Target, calibrate, learn,
     pace::{About, Pace, Work},
     plan::Inventory,
     smoothing, tune,
@@ -228,7 +228,7 @@ impl QuantizeArgs {
         if self.learning.learn.is_some() {
             return Ok(None);
         }
-        let bytes = planning::quick(options.seed, true)
+        let bytes = Protocol::quick(options.seed, true)
             .memory(&source.opened.config, &source.inventory(options.rotation));
         if let Some(most) = self.max_memory.filter(|&most| most < bytes) {
             let rule = format!("measuring what matrices lose takes {bytes}, allowed are {most}");
@@ -292,7 +292,7 @@ impl QuantizeArgs {
         let most = Work {
             tokens: if text.is_some() { learning.tokens() } else { 0 },
             measured: if measured && quick {
-                planning::quick(self.shape.seed, text.is_some() || self.calibration.is_some()).tokens
+                Protocol::quick(self.shape.seed, text.is_some() || self.calibration.is_some()).tokens
             } else {
                 0
             },

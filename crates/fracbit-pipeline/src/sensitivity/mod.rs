@@ -51,9 +51,14 @@ impl Protocol {
     pub const FULL: Self = Self { levels: 0, tokens: 4096, seed: 0 };
     /// What `quantize` measures when no file is given, on a text that the model writes.
     pub const QUICK: Self = Self { levels: 0, tokens: 1024, seed: 0 };
-    /// The same on a text that is there already: more tokens say more of single rows, and others
-    /// what a whole model loses.
-    pub const QUICK_ON_TEXT: Self = Self { tokens: 4096 + TOGETHER_TOKENS, ..Self::QUICK };
+
+    /// [`Protocol::QUICK`], or where there is a text already more of it: more tokens say more of
+    /// single rows, and others what a whole model loses.
+    #[must_use]
+    pub const fn quick(seed: u64, text: bool) -> Self {
+        let tokens = if text { 4096 + TOGETHER_TOKENS } else { Self::QUICK.tokens };
+        Self { tokens, seed, ..Self::QUICK }
+    }
 
     /// The protocol in words, as documents record it.
     #[must_use]
