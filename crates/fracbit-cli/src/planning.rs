@@ -399,10 +399,10 @@ impl fmt::Display for Shown<'_> {
         }
         writeln!(f, "{table}")?;
         if !plan.bands.is_empty() {
-            let (count, all) = (bands::COUNT, plan.bands.len());
+            let (most, all) = (bands::MOST, plan.bands.len());
             writeln!(
                 f,
-                "bands            of rows, {count} each, in {all} of the matrices: the first has those whose errors cost most"
+                "bands            of rows, up to {most}, in {all} of the matrices: the first has those whose errors cost most"
             )?;
         }
         writeln!(f, "size             {} ({} bytes of tensors)", Bytes(plan.bytes), plan.bytes)?;
@@ -544,7 +544,7 @@ mod tests {
         });
         let plan = Plan { bands: [(whole.name.clone(), cut)].into(), layers: parts.collect(), ..sample() };
         let text = Shown(&plan).to_string();
-        for part in ["tcq-4 to tcq-1.5", "2.75", "64x32", "1.000000", "4 each, in 1 of the matrices"] {
+        for part in ["tcq-4 to tcq-1.5", "2.75", "64x32", "1.000000", "up to 4, in 1 of the matrices"] {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!Shown(&sample()).to_string().contains("band"));

@@ -62,8 +62,11 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
             kernels.install_linear(avx512::halves::linear);
             best = Isa::Avx512;
         }
-        if most >= Isa::Amx && avx512::Amx::detect().is_some() {
+        if most >= Isa::Amx
+            && let (Some(plain), Some(proof)) = (avx512::Avx512::detect(), avx512::Amx::detect())
+        {
             kernels.install(avx512::amx_microkernel);
+            kernels.install_progressive(avx512::progressive_tiles::microkernel(plain, proof));
             kernels.install_bit_planes(avx512::amx_by_bits);
             best = Isa::Amx;
         }

@@ -7,8 +7,8 @@
 pub mod vectors;
 
 use crate::{
-    Activations, Group, Kernels, PackedMatrix, Precision, RowsOf, matmul, matmul_gated_with,
-    matmul_groups_with, matmul_parts_with, matmul_rows_with,
+    Activations, BandedMatrix, Group, Kernels, Operand, PackedMatrix, Precision, RowsOf, matmul,
+    matmul_gated_with, matmul_groups_with, matmul_rows_with, matmul_together_with,
     vectors::{Gate, Vectors},
     with_team,
 };
@@ -195,26 +195,51 @@ pub fn check_groups(gate: &RowsOf<'_>, up: &RowsOf<'_>, pieces: usize, what: &st
     }
 }
 
-/// Checks that products of several matrices in one loop have the bits of one product for each.
+/// A matrix with these bands, a row of each in turn while they last.
+///
+/// # Panics
+/// When columns differ, or there are none or too many.
+#[must_use]
+pub fn banded(bands: Vec<PackedMatrix>) -> BandedMatrix {
+    let most = bands.iter().map(|band| band.shape().rows).max().unwrap_or(0);
+    let turn = |row| (0..).zip(&bands).filter(move |(_, band)| row < band.shape().rows).map(|(i, _)| i);
+    let band_of: Vec<u8> = (0..most).flat_map(turn).collect();
+    BandedMatrix::new(bands, &band_of).expect("bands that fit")
+}
+
+/// Checks that products of matrices and of a banded one in one loop have the bits of one product
+/// for each.
 ///
 /// # Panics
 /// When they do not.
-pub fn check_parts(parts: &[RowsOf<'_>], batch: usize, what: &str) {
-    let cols = parts[0].matrix().shape().cols;
+pub fn check_together(whole: &RowsOf<'_>, banded: &BandedMatrix, batch: usize, what: &str) {
+    let Shape { rows, cols } = banded.shape();
     let input = activations(batch * cols, 13);
     let (mut x, mut alone) = (Activations::new(), Activations::new());
     x.announce(&input, cols).expect("whole tokens");
     alone.announce(&input, cols).expect("whole tokens");
-    let all = parts.iter().map(RowsOf::rows).sum::<usize>();
-    let mut together = vec![f32::NAN; batch * all];
-    with_team(|team| matmul_parts_with(team, parts, &input, &mut x, &mut together)).expect("parts that fit");
-    let mut first = 0;
-    for (i, part) in parts.iter().enumerate() {
-        let mut want = vec![f32::NAN; batch * part.rows()];
-        with_team(|team| matmul_rows_with(team, part.clone(), &input, &mut alone, &mut want)).expect("rows");
-        let own = together.chunks_exact(all).flat_map(|y| &y[first..first + part.rows()]);
-        assert_same(&want, &own.copied().collect::<Vec<_>>(), &format!("{what}: part {i}, {batch} tokens"));
-        first += part.rows();
+    let [mut first, mut last] = [0; 2].map(|_| vec![f32::NAN; batch * whole.rows()]);
+    let mut mixed = vec![f32::NAN; batch * rows];
+    let banded_operand = Operand::Banded(banded, Precision::FULL);
+    let products = [
+        (Operand::Rows(whole.clone()), &mut first[..]),
+        (banded_operand, &mut mixed[..]),
+        (Operand::Rows(whole.clone()), &mut last[..]),
+    ];
+    with_team(|team| matmul_together_with(team, products, &input, &mut x)).expect("products that fit");
+    let mut product = |of: RowsOf<'_>| {
+        let mut y = vec![f32::NAN; batch * of.rows()];
+        with_team(|team| matmul_rows_with(team, of, &input, &mut alone, &mut y)).expect("rows");
+        y
+    };
+    let want = product(whole.clone());
+    assert_same(&want, &first, &format!("{what}: the first of {batch} tokens"));
+    assert_same(&want, &last, &format!("{what}: the last of {batch} tokens"));
+    for (band, members) in banded.parts() {
+        let (want, members) = (product(RowsOf::all(band)), members.get());
+        let own = mixed.chunks_exact(rows).flat_map(|y| members.iter().map(|&row| y[row as usize]));
+        let what = format!("{what}: a band of {} rows, {batch} tokens", members.len());
+        assert_same(&want, &own.collect::<Vec<_>>(), &what);
     }
 }
 
@@ -447,7 +472,13 @@ impl Packed {
         }
         let scales = scheme.planes() * shape.rows * shape.cols.div_ceil(group);
         let scales = (0..scales).map(|_| f16::from_f32(0.5 + random.unit())).collect();
-        let second_level = (0..seconds).map(|_| random.next().to_le_bytes()[3]).collect();
+        // Of even seeds such that weights are bytes, -128 among them, as a quantizer makes them.
+        let second = |byte: u8| match byte {
+            _ if !seed.is_multiple_of(2) => byte,
+            0x80.. => 0xf8,
+            _ => byte,
+        };
+        let second_level = (0..seconds).map(|_| second(random.next().to_le_bytes()[3])).collect();
         Self { scheme, shape, codebooks, codes, second_level, scales, group }
     }
 

@@ -81,7 +81,7 @@ impl ExpandThenDot {
             return Self::by_bits(kernels, view, book)
                 .unwrap_or_else(|| Self::nested(kernels, view, book, low));
         }
-        let mut codes = Buffer::zeroed(view.codes().len() + OVERREAD);
+        let mut codes = Buffer::kept(view.codes().len() + OVERREAD);
         lines::bytes_mut(&mut codes)[..view.codes().len()].copy_from_slice(view.codes());
         let parts: Vec<Part> = layout
             .segments()
@@ -126,7 +126,7 @@ impl ExpandThenDot {
         }
         let whole = parts.last()?;
         let (pack, bits) = (whole.microkernel.packing()?.pack, whole.bits as usize);
-        let mut codes = Buffer::zeroed(view.codes().len() + OVERREAD);
+        let mut codes = Buffer::kept(view.codes().len() + OVERREAD);
         let mut pieces = [0; MAX_TILE];
         let pieces = &mut pieces[..bits * BIT];
         let (out, tiles) = (lines::bytes_mut(&mut codes), layout.tiles_down() * across);
@@ -156,7 +156,7 @@ impl ExpandThenDot {
         }
         share_scales(&mut parts);
         let nested = Nested::new(kernels.nested(), across, (scheme.quarters() / 4).into());
-        let mut codes = Buffer::zeroed(view.codes().len());
+        let mut codes = Buffer::kept(view.codes().len());
         let stride = layout.row_bytes();
         if stride > 0 {
             let strips = lines::bytes_mut(&mut codes).chunks_exact_mut(stride);
@@ -365,13 +365,10 @@ impl LinearKernel for ExpandThenDot {
             .unwrap_or(0)
     }
 
-    /// Tile registers ask for activations so fast that these should stay in a second-level cache (2
-    /// MiB where there are tile registers) while strip after strip meets them.
     fn call_tokens(&self, precision: Precision, together: usize) -> usize {
-        const ROOM: usize = 5 << 18;
         let parts = self.parts(precision);
         let rows = parts.iter().all(|part| part.microkernel.interleave(together) == Some(Interleave::Rows));
-        if rows { ROOM / stride(self.shape().cols) } else { MAX_TOKENS }
+        if rows { second_level_tokens(self.shape().cols) } else { MAX_TOKENS }
     }
 
     fn prepare(&self, input: &Input<'_>, to: &mut Prepared<'_>, team: &Team<'_>) {
@@ -433,6 +430,14 @@ impl Part {
         let (gain, codebook, scales) = (view.gains()[segment.plane], codebook.clone(), scales.into());
         Self { segment, bits: 0, gain, codebook, microkernel, blocks, scales, first_group, groups, lane_of }
     }
+}
+
+/// Tokens of a call where there are tile registers: they ask for activations so fast that these
+/// should stay in a second-level cache (2 MiB on such processors) while strip after strip meets
+/// them.
+pub(crate) const fn second_level_tokens(cols: usize) -> usize {
+    const ROOM: usize = 5 << 18;
+    ROOM / stride(cols)
 }
 
 /// Holds equal scales once.

@@ -1,19 +1,22 @@
 //! The product: activations to integers, strips to threads.
 
 use crate::{
-    Activations, Gate, PackedMatrix, Precision, Team,
+    Activations, BANDS, BandedMatrix, Gate, PackedMatrix, Precision, Team,
     args::{MAX_STRIPS, MAX_TOKENS, ONE_TOKEN_STRIPS, PANEL_FROM, ROWS},
+    banded::BandRows,
     linear::{Call, Input, Prepared},
     team::with_team,
 };
 use fracbit_base::ShapeError;
 use fracbit_format::TILE_ROWS;
-use std::{array, marker::PhantomData, mem::MaybeUninit, ops::Range, slice};
+use std::{array, iter, marker::PhantomData, mem::MaybeUninit, ops::Range, slice};
 
 /// Tasks for each thread: at the end of a loop a thread waits for half a task on average.
 const TASKS: usize = 16;
-/// Matrices of one loop at most: bands of rows.
-pub const PARTS: usize = 4;
+/// Most products of [`matmul_together_with`]: queries, keys and values.
+pub const TOGETHER: usize = 3;
+/// Most packed matrices of one loop.
+const PARTS: usize = TOGETHER * BANDS;
 /// Most strips of a call for few tokens, whatever a kernel wants.
 const MOST_STRIPS: usize = 4 * ONE_TOKEN_STRIPS;
 /// Strips whose outputs are stored together when there are panels of tokens. The outputs of one
@@ -45,7 +48,7 @@ pub fn matmul_with(
     x: &mut Activations,
     y: &mut [f32],
 ) -> Result<(), ShapeError> {
-    product(team, (&[RowsOf::all(w)], Gate::default()), &Group::whole(x), values, x, y)
+    matmul_rows_with(team, RowsOf::all(w), values, x, y)
 }
 
 /// Some rows of a matrix, from the start of a strip on, at a precision.
@@ -114,7 +117,7 @@ pub fn matmul_rows_with(
     x: &mut Activations,
     y: &mut [f32],
 ) -> Result<(), ShapeError> {
-    product(team, (&[rows], Gate::default()), &Group::whole(x), values, x, y)
+    product(team, (rows, None), Gate::default(), &Group::whole(x), values, x, y)
 }
 
 /// `y = f(x G^T) * (x U^T)` with the function of `kind`, elementwise, for as many rows of a gate
@@ -130,9 +133,9 @@ pub fn matmul_gated_with(
     x: &mut Activations,
     y: &mut [f32],
 ) -> Result<(), ShapeError> {
-    let [gate, up] = &gate_and_up;
+    let [gate, up] = gate_and_up;
     ShapeError::check_len("matmul", "rows of up", gate.rows.len(), up.rows.len())?;
-    product(team, (&gate_and_up, kind), &Group::whole(x), values, x, y)
+    product(team, (gate, Some(up)), kind, &Group::whole(x), values, x, y)
 }
 
 /// Some tokens and the piece of a matrix that they meet, counted in pieces of as many rows each: an
@@ -193,67 +196,63 @@ pub fn matmul_groups_with(
         }
     }
     ShapeError::check_len(OP, "tokens", x.batch(), end)?;
-    product(team, (first, kind), groups, values, x, y)
+    product(team, (first[0].clone(), first.get(1).cloned()), kind, groups, values, x, y)
 }
 
-/// As [`matmul_rows_with`] for several matrices that read one input, in one loop of the team: `y`
-/// is (batch, rows of all), those of one matrix behind those of another. The bits are those of one
-/// product for each.
+/// What an input is multiplied by.
+#[derive(Clone, Debug)]
+pub enum Operand<'a> {
+    /// A matrix, or some rows of it.
+    Rows(RowsOf<'a>),
+    /// Rows that lie in several matrices.
+    Banded(&'a BandedMatrix, Precision),
+}
+
+impl Operand<'_> {
+    /// How many rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Rows(rows) => rows.rows(),
+            Self::Banded(banded, _) => banded.shape().rows,
+        }
+    }
+}
+
+impl<'a> From<RowsOf<'a>> for Operand<'a> {
+    fn from(rows: RowsOf<'a>) -> Self {
+        Self::Rows(rows)
+    }
+}
+
+/// As [`matmul_rows_with`] for several products of one input, each with its own output, in one loop
+/// of the team: its threads wait for each other once. The bits are those of one product for each.
 ///
 /// # Errors
-/// As there, and for more than [`PARTS`] matrices.
-pub fn matmul_parts_with(
+/// As there, and for more than [`TOGETHER`] products.
+pub fn matmul_together_with<'a>(
     team: &Team<'_>,
-    parts: &[RowsOf<'_>],
+    products: impl IntoIterator<Item = (Operand<'a>, &'a mut [f32])>,
     values: &[f32],
     x: &mut Activations,
-    y: &mut [f32],
 ) -> Result<(), ShapeError> {
-    if parts.is_empty() || parts.len() > PARTS {
-        return Err(ShapeError::new(OP, "matrices", format_args!("1 to {PARTS}"), parts.len()));
+    let mut parts = [const { None }; PARTS];
+    let mut room = parts.iter_mut();
+    let mut add = |of, y| *room.next().expect("room for all bands") = Some(Part::new((of, None), y));
+    for (i, (of, y)) in products.into_iter().enumerate() {
+        if i == TOGETHER {
+            return Err(ShapeError::new(OP, "products", format_args!("up to {TOGETHER}"), "more"));
+        }
+        ShapeError::check_len(OP, "y", x.batch() * of.rows(), y.len())?;
+        let whole = Output::new(y, of.rows());
+        match of {
+            Operand::Rows(of) => add(of, whole),
+            Operand::Banded(of, precision) => {
+                of.parts().for_each(|(band, rows)| add(RowsOf::all(band).at(precision), whole.at(rows)));
+            }
+        }
     }
-    let rows = parts.iter().map(|of| of.rows.len()).sum();
-    for of in parts {
-        check(of, x)?;
-    }
-    ShapeError::check_len(OP, "x", x.batch() * x.cols(), values.len())?;
-    ShapeError::check_len(OP, "y", x.batch() * rows, y.len())?;
-    if y.is_empty() {
-        return Ok(());
-    }
-    x.block_scales.clear();
-    x.block_starts.clear();
-    let together = x.batch();
-    let mut factors = [0; PARTS];
-    for (of, factors) in parts.iter().zip(&mut factors) {
-        *factors = prepare(of, (values, together, call_tokens(slice::from_ref(of), together)), x, team);
-    }
-    let groups = Group::whole(x);
-    let strips: usize = parts.iter().map(|of| of.rows.len().div_ceil(TILE_ROWS)).sum();
-    let (start, mut first, mut tasks) = (y.as_mut_ptr(), 0, 0);
-    // Each with the tasks before it.
-    let jobs: [Option<(Job<'_>, usize, usize)>; PARTS] = array::from_fn(|i| {
-        let of = slice::from_ref(parts.get(i)?);
-        let own = of[0].rows.len();
-        let out = Output { start, len: y.len(), stride: rows, first, rows: own, life: PhantomData };
-        let (wide, unit) = call_width(of, together, strips / team.threads());
-        let most = call_tokens(of, together);
-        let job =
-            Job { of, gate: Gate::default(), factors: [factors[i], 0], most, wide, together, x, y: out };
-        let each = task_strips(strips, team.threads(), unit);
-        let before = tasks;
-        first += own;
-        tasks += own.div_ceil(TILE_ROWS).div_ceil(each);
-        Some((job, before, each))
-    });
-    team.for_each(tasks, |task| {
-        let of = jobs.iter().flatten().rfind(|(_, before, _)| *before <= task);
-        let Some((job, before, each)) = of else { return };
-        let strips = job.y.rows.div_ceil(TILE_ROWS);
-        let task = task - before;
-        job.run(&groups[0], (task * each).min(strips)..strips.min((task + 1) * each));
-    });
-    Ok(())
+    make_products(team, &parts, &Group::whole(x), values, x)
 }
 
 const OP: &str = "matmul";
@@ -280,53 +279,66 @@ fn prepare(
     factors
 }
 
-/// Strips of one call of a kernel where a thread has `share` of them, and of what a task's are a
-/// multiple of.
-fn call_width(of: &[RowsOf<'_>], together: usize, share: usize) -> (usize, usize) {
-    let wide = call_strips(of, together, share);
-    let unit = match wide {
-        _ if together >= PANEL_FROM => GATHER,
-        ONE_TOKEN_STRIPS => MAX_STRIPS,
-        wide => wide,
-    };
-    (wide, unit)
-}
-
 /// One matrix, or a gate and its factor.
 fn product(
     team: &Team<'_>,
-    (of, gate): (&[RowsOf<'_>], Gate),
+    of: (RowsOf<'_>, Option<RowsOf<'_>>),
+    gate: Gate,
     groups: &[Group],
     values: &[f32],
     x: &mut Activations,
     y: &mut [f32],
 ) -> Result<(), ShapeError> {
-    let rows = of[0].rows.len();
-    for of in of {
+    let rows = of.0.rows();
+    ShapeError::check_len(OP, "y", x.batch() * rows, y.len())?;
+    let part = Part { gate, ..Part::new(of, Output::new(y, rows)) };
+    make_products(team, &[Some(part)], groups, values, x)
+}
+
+/// All products of one input, whose outputs have been checked to be of the input's tokens, in one
+/// loop of the team.
+fn make_products<const N: usize>(
+    team: &Team<'_>,
+    parts: &[Option<Part<'_>>; N],
+    groups: &[Group],
+    values: &[f32],
+    x: &mut Activations,
+) -> Result<(), ShapeError> {
+    for of in parts.iter().flatten().flat_map(Part::of) {
         check(of, x)?;
     }
     ShapeError::check_len(OP, "x", x.batch() * x.cols(), values.len())?;
-    ShapeError::check_len(OP, "y", x.batch() * rows, y.len())?;
-    if y.is_empty() {
+    let strips = groups.len() * parts.iter().flatten().map(Part::strips).sum::<usize>();
+    if strips == 0 || x.batch() == 0 {
         return Ok(());
     }
-    let out = Output { start: y.as_mut_ptr(), len: y.len(), stride: rows, first: 0, rows, life: PhantomData };
     x.block_scales.clear();
     x.block_starts.clear();
     let together = groups.iter().map(|group| group.tokens.len()).max().unwrap_or(0);
-    let most = call_tokens(of, together);
-    let mut factors = [0; 2];
-    for (of, factors) in of.iter().zip(&mut factors) {
-        *factors = prepare(of, (values, together, most), x, team);
+    let mut factors = [[0; 2]; N];
+    for (part, factors) in parts.iter().flatten().zip(&mut factors) {
+        let most = part.call_tokens(together);
+        for (of, factors) in part.of().zip(factors) {
+            *factors = prepare(of, (values, together, most), x, team);
+        }
     }
-    let strips = rows.div_ceil(TILE_ROWS);
-    let (wide, unit) = call_width(of, together, groups.len() * strips / team.threads());
-    let job = Job { of, gate, factors, most, wide, together, x, y: out };
-    let each = task_strips(groups.len() * strips, team.threads(), unit);
-    let tasks = strips.div_ceil(each);
-    team.for_each(groups.len() * tasks, |task| {
-        let (group, task) = (&groups[task / tasks], task % tasks);
-        job.run(group, task * each..strips.min((task + 1) * each));
+    let mut tasks = 0;
+    let jobs: [Option<Job<'_>>; N] = array::from_fn(|i| {
+        let part = parts[i].as_ref()?;
+        let wide = part.call_strips(together, strips / team.threads());
+        let each = task_strips(strips, team.threads(), task_unit(wide, together));
+        let of_group = part.strips().div_ceil(each);
+        let most = part.call_tokens(together);
+        let job = Job { part, factors: factors[i], most, wide, together, x, first: tasks, each, of_group };
+        tasks += groups.len() * of_group;
+        Some(job)
+    });
+    team.for_each(tasks, |task| {
+        if let Some(job) = jobs.iter().flatten().rfind(|job| job.first <= task) {
+            let task = task - job.first;
+            let (group, task) = (&groups[task / job.of_group], task % job.of_group);
+            job.run(group, task * job.each..job.part.strips().min((task + 1) * job.each));
+        }
     });
     Ok(())
 }
@@ -341,22 +353,31 @@ fn product(
 /// As [`matmul`].
 pub fn matmul_refined_with(
     team: &Team<'_>,
-    w: RowsOf<'_>,
+    of: Operand<'_>,
     values: &[f32],
     x: &mut Activations,
     y: &mut [f32],
 ) -> Result<(), ShapeError> {
     // What int8 loses is no part of a product that rounds to 1023 steps; a matrix of both kinds
     // takes the plain product.
-    if x.cols() != w.matrix.shape().cols || !w.matrix.kernel().rounds_to_int8(w.precision) {
-        return matmul_rows_with(team, w, values, x, y);
+    let fits = |matrix: &PackedMatrix, precision| {
+        x.cols() == matrix.shape().cols && matrix.kernel().rounds_to_int8(precision)
+    };
+    let (fit, vectors) = match &of {
+        Operand::Rows(of) => (fits(of.matrix, of.precision), of.matrix.vectors()),
+        Operand::Banded(of, precision) => {
+            (of.bands().iter().all(|band| fits(band, *precision)), of.bands()[0].vectors())
+        }
+    };
+    if !fit {
+        return matmul_together_with(team, [(of, y)], values, x);
     }
-    ShapeError::check_len("matmul", "x", x.batch() * x.cols(), values.len())?;
-    ShapeError::check_len("matmul", "y", x.batch() * w.rows(), y.len())?;
-    x.append_losses(values, w.matrix.vectors(), team);
+    ShapeError::check_len(OP, "x", x.batch() * x.cols(), values.len())?;
+    ShapeError::check_len(OP, "y", x.batch() * of.rows(), y.len())?;
+    x.append_losses(values, vectors, team);
     let mut both = std::mem::take(&mut x.refined);
     both.resize(2 * y.len(), 0.0);
-    let done = x.with_values(|values, x| matmul_rows_with(team, w, values, x, &mut both));
+    let done = x.with_values(|values, x| matmul_together_with(team, [(of, &mut both[..])], values, x));
     let (main, rest) = both.split_at(y.len());
     team.chunks(y, SUMS, |i, y| {
         let from = i * SUMS;
@@ -379,27 +400,55 @@ fn task_strips(strips: usize, threads: usize, unit: usize) -> usize {
     strips.div_ceil(tasks).next_multiple_of(unit)
 }
 
-/// Strips of one call of a kernel for few tokens, where a thread has `share` of them.
-fn call_strips(of: &[RowsOf<'_>], together: usize, share: usize) -> usize {
-    let each = of.iter().map(|of| of.matrix.kernel().call_strips(of.precision, together));
-    let most = each.max().unwrap_or(ONE_TOKEN_STRIPS).min(MOST_STRIPS);
-    // A few tasks for each thread, so that they end at about the same time.
-    most.min((share / 4).next_multiple_of(ONE_TOKEN_STRIPS)).max(ONE_TOKEN_STRIPS)
+/// What strips of a task are a multiple of, where a call has `wide`.
+const fn task_unit(wide: usize, together: usize) -> usize {
+    match wide {
+        _ if together >= PANEL_FROM => GATHER,
+        ONE_TOKEN_STRIPS => MAX_STRIPS,
+        wide => wide,
+    }
 }
 
-/// Most tokens of one call of a kernel.
-fn call_tokens(of: &[RowsOf<'_>], together: usize) -> usize {
-    let each = of.iter().map(|of| of.matrix.kernel().call_tokens(of.precision, together));
-    let fit = each.max().unwrap_or(MAX_TOKENS);
-    (fit / (2 * ROWS) * (2 * ROWS)).clamp(2 * ROWS, MAX_TOKENS)
+/// One matrix, or a gate and its factor, and where the product goes.
+struct Part<'a> {
+    of: (RowsOf<'a>, Option<RowsOf<'a>>),
+    gate: Gate,
+    y: Output<'a>,
+}
+
+impl<'a> Part<'a> {
+    fn new(of: (RowsOf<'a>, Option<RowsOf<'a>>), y: Output<'a>) -> Self {
+        Self { of, gate: Gate::default(), y }
+    }
+
+    fn of(&self) -> impl Iterator<Item = &RowsOf<'a>> {
+        iter::once(&self.of.0).chain(&self.of.1)
+    }
+
+    fn strips(&self) -> usize {
+        self.of.0.rows().div_ceil(TILE_ROWS)
+    }
+
+    /// Strips of one call of a kernel for few tokens, where a thread has `share` of them.
+    fn call_strips(&self, together: usize, share: usize) -> usize {
+        let each = self.of().map(|of| of.matrix.kernel().call_strips(of.precision, together));
+        let most = each.max().unwrap_or(ONE_TOKEN_STRIPS).min(MOST_STRIPS);
+        // A few tasks for each thread, so that they end at about the same time.
+        most.min((share / 4).next_multiple_of(ONE_TOKEN_STRIPS)).max(ONE_TOKEN_STRIPS)
+    }
+
+    /// Most tokens of one call of a kernel.
+    fn call_tokens(&self, together: usize) -> usize {
+        let each = self.of().map(|of| of.matrix.kernel().call_tokens(of.precision, together));
+        let fit = each.max().unwrap_or(MAX_TOKENS);
+        (fit / (2 * ROWS) * (2 * ROWS)).clamp(2 * ROWS, MAX_TOKENS)
+    }
 }
 
 /// What the tasks of a product share.
 struct Job<'a> {
-    /// A matrix, or a gate and its factor.
-    of: &'a [RowsOf<'a>],
-    gate: Gate,
-    /// Where the factors of each start.
+    part: &'a Part<'a>,
+    /// Where the factors of each matrix start.
     factors: [usize; 2],
     /// Most tokens of a call.
     most: usize,
@@ -408,7 +457,10 @@ struct Job<'a> {
     /// Most tokens of a group.
     together: usize,
     x: &'a Activations,
-    y: Output<'a>,
+    /// The first task, strips of each, and tasks of a group.
+    first: usize,
+    each: usize,
+    of_group: usize,
 }
 
 impl Job<'_> {
@@ -443,13 +495,14 @@ impl Job<'_> {
                 let tokens = token..group.tokens.end.min(token + self.most);
                 let (out, rest) = buffer.split_at_mut(tokens.len() * stride);
                 let out = cleared(out);
-                self.add((0, group), some.clone(), tokens.clone(), out);
-                if let Some(up) = self.of.get(1) {
+                let Part { of: (first, up), gate, y } = self.part;
+                self.add((first, self.factors[0]), group, some.clone(), tokens.clone(), out);
+                if let Some(up) = up {
                     let factor = cleared(&mut rest[..out.len()]);
-                    self.add((1, group), some.clone(), tokens, factor);
-                    up.matrix.vectors().gate_mul(self.gate, out, factor);
+                    self.add((up, self.factors[1]), group, some.clone(), tokens, factor);
+                    up.matrix.vectors().gate_mul(*gate, out, factor);
                 }
-                self.y.store(strip, token, stride, out);
+                y.store(strip, token, stride, out);
             }
         }
     }
@@ -457,16 +510,16 @@ impl Job<'_> {
     /// Some strips of one of the matrices, all segments, added to `out`: `(token, strip, 16)`.
     fn add(
         &self,
-        (which, group): (usize, &Group),
+        (of, factors): (&RowsOf<'_>, usize),
+        group: &Group,
         strips: Range<usize>,
         tokens: Range<usize>,
         out: &mut [f32],
     ) {
-        let of = &self.of[which];
         let first = (of.rows.start + group.piece * of.rows.len()) / TILE_ROWS;
         let call = Call {
             x: self.x,
-            factors: self.factors[which],
+            factors,
             stride: strips.len() * TILE_ROWS,
             strips: first + strips.start..first + strips.end,
             tokens,
@@ -489,35 +542,58 @@ fn cleared(numbers: &mut [MaybeUninit<f32>]) -> &mut [f32] {
 }
 
 /// `y`, shared by tasks that own different strips, that is, different columns of it.
+#[derive(Clone, Copy)]
 struct Output<'a> {
     start: *mut f32,
     len: usize,
-    /// Columns of `y`, and those of the matrix among them.
+    /// Columns of `y`.
     stride: usize,
-    first: usize,
-    rows: usize,
+    /// Which of them each row is; as many as the matrix has. Without them row r is column r.
+    places: Option<&'a [u32]>,
     life: PhantomData<&'a mut [f32]>,
 }
 
 #[expect(unsafe_code, reason = "tasks write disjoint columns of a row-major matrix")]
-// SAFETY: `product` and `matmul_parts_with` deal every strip of every group to one task, groups
-// have different tokens, parts different columns, and `store` touches only the columns of the given
-// strips of the given tokens.
+// SAFETY: `make_products` deals every strip of every group to one task, groups have different
+// tokens, parts different outputs or, as bands of one matrix, different columns, and `store`
+// touches only the columns of the given strips of the given tokens.
 unsafe impl Sync for Output<'_> {}
 
-impl Output<'_> {
+impl<'a> Output<'a> {
+    fn new(y: &'a mut [f32], stride: usize) -> Self {
+        Self { start: y.as_mut_ptr(), len: y.len(), stride, places: None, life: PhantomData }
+    }
+
+    /// The same for a band of the rows.
+    const fn at(self, rows: BandRows<'a>) -> Self {
+        Self { places: Some(rows.get()), ..self }
+    }
+
     /// Copies `(token, strip, 16)`, `stride` from a token to the next, to `y`, without the padded
     /// rows.
     fn store(&self, strip: usize, token: usize, stride: usize, out: &[f32]) {
         let row = strip * TILE_ROWS;
-        let width = stride.min(self.rows - row);
+        let width = stride.min(self.places.map_or(self.stride, <[u32]>::len) - row);
         for (t, out) in out.chunks_exact(stride).enumerate() {
-            let at = (token + t) * self.stride + self.first + row;
-            assert!(at + width <= self.len, "strip {strip} of token {token} lies inside y");
+            let first = (token + t) * self.stride;
+            assert!(first + self.stride <= self.len, "token {token} lies inside y");
+            let out = &out[..width];
+            if let Some(places) = self.places {
+                for (&place, &value) in places[row..row + width].iter().zip(out) {
+                    #[expect(unsafe_code, reason = "see `Output`")]
+                    // SAFETY: a place is below `self.stride` (`BandRows`), so that by the assertion
+                    // it is inside `y`; this task owns the strips.
+                    unsafe {
+                        self.start.add(first + place as usize).write(value);
+                    }
+                }
+                continue;
+            }
             #[expect(unsafe_code, reason = "see `Output`")]
-            // SAFETY: inside `y` by the assertion; this task owns the strips; `width <= stride`.
+            // SAFETY: `row + width <= self.stride`, so that by the assertion all is inside `y`;
+            // this task owns the strips.
             unsafe {
-                std::ptr::copy_nonoverlapping(out.as_ptr(), self.start.add(at), width);
+                std::ptr::copy_nonoverlapping(out.as_ptr(), self.start.add(first + row), width);
             }
         }
     }

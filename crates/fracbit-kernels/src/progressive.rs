@@ -13,11 +13,13 @@
 use crate::{
     Activations, Isa, Kernels, Precision, Team, Vectors,
     args::{BLOCK_TILES, MAX_TOKENS, PANEL_FROM},
+    expand::second_level_tokens,
     linear::{Call, Input, LinearKernel, Prepared},
     lines::{self, Buffer},
 };
 use fracbit_base::Shape;
 use fracbit_format::{PackedView, SecondLevel, TILE, TILE_COLS, TILE_ROWS};
+use rayon::prelude::*;
 
 /// Columns that share scale and zero here; wider groups of the format are cut.
 pub const PROGRESSIVE_GROUP: usize = 128;
@@ -36,6 +38,7 @@ pub type ProgressiveFn = unsafe fn(&ProgressiveArgs<'_>, &mut [f32]);
 pub struct ProgressiveMicrokernel {
     isa: Isa,
     run: ProgressiveFn,
+    many: Option<ProgressiveFn>,
 }
 
 impl ProgressiveMicrokernel {
@@ -47,7 +50,19 @@ impl ProgressiveMicrokernel {
     #[must_use]
     #[expect(unsafe_code, reason = "the contract that lets safe code call microkernels with target features")]
     pub const unsafe fn new(isa: Isa, run: ProgressiveFn) -> Self {
-        Self { isa, run }
+        Self { isa, run, many: None }
+    }
+
+    /// The same, with `many` for [`PANEL_FROM`] tokens and more where every weight of the matrix is
+    /// [one byte](ProgressiveArgs::fits): it wants tile registers, and calls whose activations stay
+    /// in a second-level cache.
+    ///
+    /// # Safety
+    /// As for [`new`](Self::new), of `many`.
+    #[must_use]
+    #[expect(unsafe_code, reason = "as for `new`")]
+    pub const unsafe fn with_many(self, isa: Isa, many: ProgressiveFn) -> Self {
+        Self { isa, many: Some(many), ..self }
     }
 
     /// The meaning of all others.
@@ -114,6 +129,10 @@ pub struct ProgressiveArgs<'a> {
     pub block_scales: &'a [f32],
     /// Sums of the activations of a group, `(token, groups)`.
     pub sums: &'a [i32],
+    /// Whether every `scale q - zero` is -128 to 127, and rows of `x` up to a multiple of
+    /// [`ROWS`](crate::ROWS) and 64 bytes behind them are readable, whatever stands there. A
+    /// quantizer makes only such weights, a file may hold others.
+    pub fits: bool,
     /// Elements of the result from a token to the next.
     pub out_stride: usize,
 }
@@ -202,6 +221,8 @@ pub(crate) struct Progressive {
     scales: Vec<[f32; TILE_ROWS]>,
     gain: f32,
     step: f32,
+    /// Whether all weights are bytes.
+    fits: bool,
 }
 
 impl Progressive {
@@ -211,7 +232,7 @@ impl Progressive {
         let (strips, across) = (layout.tiles_down(), layout.tiles_across());
         let pieces = across * TILE_COLS / PROGRESSIVE_COLUMNS;
         let code_bytes = strips * pieces * PROGRESSIVE_BYTES;
-        let mut codes = Buffer::zeroed(code_bytes);
+        let mut codes = Buffer::kept(code_bytes);
         let strips_of =
             lines::bytes_mut(&mut codes)[..code_bytes].chunks_exact_mut(pieces * PROGRESSIVE_BYTES);
         for (down, strip) in strips_of.enumerate() {
@@ -236,7 +257,46 @@ impl Progressive {
         }
         let (microkernel, vectors) = (kernels.progressive(), kernels.vectors());
         let (gain, step) = (view.gain(), view.codebooks().first().map_or(1.0, |book| book.step()));
-        Self { shape, microkernel, vectors, codes, code_bytes, factors, groups, scales, gain, step }
+        let mut new = Self {
+            shape,
+            microkernel,
+            vectors,
+            codes,
+            code_bytes,
+            factors,
+            groups,
+            scales,
+            gain,
+            step,
+            fits: false,
+        };
+        new.fits = microkernel.many.is_some() && new.are_bytes();
+        new
+    }
+
+    /// Whether all weights, those of padded rows among them, are -128 to 127.
+    fn are_bytes(&self) -> bool {
+        const PIECES: usize = PROGRESSIVE_GROUP / PROGRESSIVE_COLUMNS;
+        let strips = self.codes().par_chunks_exact(self.strip_bytes().max(1));
+        strips.zip(self.factors.par_chunks_exact(self.groups.max(1))).all(|(codes, factors)| {
+            codes.chunks(PIECES * PROGRESSIVE_BYTES).zip(factors).all(|(codes, factors)| {
+                let (mut least, mut most) = ([15; TILE_ROWS], [0; TILE_ROWS]);
+                for piece in codes.as_chunks::<PROGRESSIVE_BYTES>().0 {
+                    for (r, bytes) in piece.as_chunks::<HALF>().0.iter().enumerate() {
+                        for byte in bytes {
+                            least[r] = least[r].min(byte & 15).min(byte >> 4);
+                            most[r] = most[r].max(byte & 15).max(byte >> 4);
+                        }
+                    }
+                }
+                (0..TILE_ROWS).all(|r| {
+                    let weight = |code: u8| {
+                        i16::from(factors.scales[r]) * i16::from(code) - i16::from(factors.zeros[r])
+                    };
+                    weight(least[r]) >= -128 && weight(most[r]) <= 127
+                })
+            })
+        })
     }
 
     fn strip_bytes(&self) -> usize {
@@ -301,8 +361,8 @@ impl LinearKernel for Progressive {
         PANEL_FROM - 1
     }
 
-    fn call_tokens(&self, _: Precision, _: usize) -> usize {
-        MAX_TOKENS
+    fn call_tokens(&self, _: Precision, together: usize) -> usize {
+        if self.fits && together >= PANEL_FROM { second_level_tokens(self.shape.cols) } else { MAX_TOKENS }
     }
 
     fn prepare(&self, input: &Input<'_>, to: &mut Prepared<'_>, team: &Team<'_>) {
@@ -335,13 +395,42 @@ impl LinearKernel for Progressive {
             x_stride: x.stride(),
             block_scales: &x.block_scales[at.clone()],
             sums: &x.block_starts[at],
+            fits: self.fits,
             out_stride: stride,
         };
+        let many = self.microkernel.many.filter(|_| self.fits && tokens.len() >= PANEL_FROM);
         #[expect(unsafe_code, reason = "the one call of a microkernel")]
         // SAFETY: `ProgressiveMicrokernel::new` was promised the instruction set and soundness for
         // arguments built here.
         unsafe {
-            (self.microkernel.run)(&args, out);
+            many.unwrap_or(self.microkernel.run)(&args, out);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cases::{Packed, codebooks};
+    use fracbit_base::Scheme;
+
+    #[test]
+    fn weights_that_are_bytes_are_told_from_others() {
+        let scheme: Scheme = "qoq-g128".parse().unwrap();
+        for seed in 0..6 {
+            let packed = Packed::random(scheme, Shape::new(40, 300), codebooks(scheme, 0, 127), 32, seed);
+            let matrix = Progressive::new(&Kernels::scalar(), &packed.view().unwrap());
+            let mut row = vec![0.0; 300];
+            let unit = (0..40).map(|r| {
+                matrix.row(r, Precision::FULL, &mut row);
+                let factor = matrix.gain * matrix.scales[r / TILE_ROWS][r % TILE_ROWS] * matrix.step;
+                row.iter().map(|w| w / factor).fold([0.0f32; 2], |[a, b], w| [a.min(w), b.max(w)])
+            });
+            let [least, most] = unit.fold([0.0f32; 2], |[a, b], [c, d]| [a.min(c), b.max(d)]);
+            let bytes = least > -128.5 && most < 127.5;
+            assert_eq!(matrix.are_bytes(), bytes, "seed {seed}: {least} to {most}");
+            assert_eq!(bytes, seed % 2 == 0, "seed {seed}: {least} to {most}");
+            assert!(bytes == (least > -129.0) && least < -127.0, "-128 is there: {least}");
         }
     }
 }

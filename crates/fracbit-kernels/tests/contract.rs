@@ -160,7 +160,8 @@ fn sums_that_are_looked_up_need_no_word_of_the_dispatcher() {
         // No activation is rounded.
         assert_near(&y, &product(&looked_up, &input), 1e-5, "looked up");
         let plain = y.clone();
-        with_team(|team| matmul_refined_with(team, all(&sums), &input, &mut x, &mut y)).expect("lengths");
+        with_team(|team| matmul_refined_with(team, all(&sums).into(), &input, &mut x, &mut y))
+            .expect("lengths");
         assert_eq!(y, plain, "there is nothing to refine");
         // A token does not see its neighbours.
         let mut one = vec![f32::NAN; 72];

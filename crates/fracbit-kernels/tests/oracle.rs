@@ -4,10 +4,10 @@
 use fracbit_base::{Family, Rate, Scheme, Shape};
 use fracbit_format::{PackedView, Planes};
 use fracbit_kernels::{
-    Activations, Gate, Group, Isa, Kernels, PackedMatrix, Precision, RowsOf,
+    Activations, Gate, Group, Isa, Kernels, Operand, PackedMatrix, Precision, RowsOf,
     cases::{self, CASES, Packed},
-    matmul, matmul_gated_with, matmul_groups_with, matmul_parts_with, matmul_refined_with, matmul_rows_with,
-    matmul_with, with_team,
+    matmul, matmul_gated_with, matmul_groups_with, matmul_refined_with, matmul_rows_with,
+    matmul_together_with, matmul_with, with_team,
 };
 
 /// `y = x W^T` from dequantized weights, with the sum of the magnitudes of its terms and the
@@ -72,7 +72,8 @@ fn reference_is_the_product_up_to_the_rounding_of_activations() {
                 // What rounding loses is below half a step, and is rounded to 127 steps again.
                 let levels = if most > 127 { 1023.0 } else { 127.0 * 254.0 };
                 y.fill(f32::NAN);
-                with_team(|team| matmul_refined_with(team, RowsOf::all(&w), &input, &mut x, &mut y)).unwrap();
+                with_team(|team| matmul_refined_with(team, RowsOf::all(&w).into(), &input, &mut x, &mut y))
+                    .unwrap();
                 for (i, (&got, (want, bound))) in y.iter().zip(product(&view, &input, levels)).enumerate() {
                     let error = (f64::from(got) - want).abs();
                     assert!(
@@ -102,7 +103,7 @@ fn a_matrix_of_both_grids_is_no_worse_refined() {
     let mut x = Activations::new();
     x.set(&input, 32).unwrap();
     let mut y = vec![f32::NAN; 64];
-    with_team(|team| matmul_refined_with(team, RowsOf::all(&w), &input, &mut x, &mut y)).unwrap();
+    with_team(|team| matmul_refined_with(team, RowsOf::all(&w).into(), &input, &mut x, &mut y)).unwrap();
     for (&got, (want, bound)) in y.iter().zip(product(&view, &input, 1023.0)) {
         assert!((f64::from(got) - want).abs() <= bound, "{got}, want {want} +- {bound}");
     }
@@ -196,9 +197,9 @@ fn rows_of_a_matrix_and_gates_are_products_too() {
             cases::check_gated(&gate, &up, batch, "scalar");
         }
     }
+    let banded = cases::banded(vec![shared.clone(), other.clone()]);
     for batch in [1, 5, 40] {
-        let parts = [RowsOf::all(&shared), RowsOf::all(&other), RowsOf::new(&shared, 16..32).unwrap()];
-        cases::check_parts(&parts, batch, "scalar");
+        cases::check_together(&RowsOf::new(&shared, 16..54).unwrap(), &banded, batch, "scalar");
     }
     // The rows are those of the whole product.
     let input = cases::activations(11 * 96, 3);
@@ -214,10 +215,13 @@ fn rows_of_a_matrix_and_gates_are_products_too() {
     for rows in [8..24, 0..201, 208..208] {
         assert!(RowsOf::new(&shared, rows.clone()).is_none(), "{rows:?} of 200 rows");
     }
-    for parts in [vec![], vec![RowsOf::all(&shared); 5]] {
-        let refused = with_team(|team| matmul_parts_with(team, &parts, &input, &mut x, &mut []));
-        assert!(refused.unwrap_err().to_string().contains("matrices"));
-    }
+    let mut outs = vec![vec![0.0; 11 * 200]; 4];
+    let four = outs.iter_mut().map(|y| (Operand::from(RowsOf::all(&shared)), &mut y[..]));
+    let refused = with_team(|team| matmul_together_with(team, four, &input, &mut x));
+    assert!(refused.unwrap_err().to_string().contains("products"));
+    let short = [(Operand::Banded(&banded, Precision::FULL), &mut outs[0][1..])];
+    let refused = with_team(|team| matmul_together_with(team, short, &input, &mut x));
+    assert!(refused.unwrap_err().to_string().contains("2970"));
     let both = [RowsOf::new(&shared, 0..64).unwrap(), RowsOf::new(&shared, 64..80).unwrap()];
     let refused = with_team(|team| matmul_gated_with(team, Gate::Silu, both, &input, &mut x, &mut []));
     assert!(refused.unwrap_err().to_string().contains("rows of up"));
@@ -271,7 +275,8 @@ fn a_matrix_without_rows_has_an_empty_product() {
     let mut x = Activations::new();
     x.set(&[1.0; 128], 64).unwrap();
     assert_eq!(matmul(&w, &mut x, &mut []), Ok(()));
-    with_team(|team| matmul_refined_with(team, RowsOf::all(&w), &[1.0; 128], &mut x, &mut [])).unwrap();
+    with_team(|team| matmul_refined_with(team, RowsOf::all(&w).into(), &[1.0; 128], &mut x, &mut []))
+        .unwrap();
 }
 
 #[test]

@@ -117,10 +117,9 @@ impl QuantizationConfig {
     ///
     /// # Errors
     /// When `modules` names only some of its bands, or one is not quantized.
-    pub fn bands(&self, id: LinearId, dir: &Path) -> Result<Option<[Module; bands::COUNT]>, Error> {
-        if !self.modules.contains_key(&band_name(id, 0)) {
-            return Ok(None);
-        }
+    pub fn bands(&self, id: LinearId, dir: &Path) -> Result<Option<Vec<Module>>, Error> {
+        let named = |band: &usize| self.modules.contains_key(&band_name(id, *band));
+        let Some(last) = (0..bands::MOST).rfind(named) else { return Ok(None) };
         let module = |band: usize| {
             let module = self.module(&band_name(id, band), dir)?;
             if module.scheme == Storage::F16 {
@@ -129,11 +128,7 @@ impl QuantizationConfig {
             }
             Ok(module)
         };
-        let mut modules = [module(0)?; bands::COUNT];
-        for (band, slot) in modules.iter_mut().enumerate() {
-            *slot = module(band)?;
-        }
-        Ok(Some(modules))
+        (0..=last).map(module).collect::<Result<_, _>>().map(Some)
     }
 
     fn module(&self, name: &str, dir: &Path) -> Result<Module, Error> {

@@ -79,7 +79,8 @@ pub fn inspect(dir: &Path) -> Result<Inspection, Error> {
         if let Some(block) = &opened.quantization
             && let Some(modules) = block.bands(id, dir)?
         {
-            let bands = Reader { checkpoint: &opened.checkpoint, verify: false }.bands(id, shape.rows)?;
+            let reader = Reader { checkpoint: &opened.checkpoint, verify: false };
+            let bands = reader.bands(id, shape.rows, modules.len())?;
             for (band, module) in modules.into_iter().enumerate() {
                 let weights = bands.rows(band).count() * shape.cols;
                 note(band_name(id, band), module.scheme.to_string(), weights);

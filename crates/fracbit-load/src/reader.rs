@@ -81,18 +81,19 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Which band each of the `rows` rows of a matrix is in.
+    /// Which of `count` bands each of the `rows` rows of a matrix is in.
     ///
     /// # Errors
-    /// When the tensor is missing, damaged or of another length.
-    pub fn bands(&self, id: LinearId, rows: usize) -> Result<Bands, Error> {
+    /// When the tensor is missing, damaged or of another length, or has another number of bands.
+    pub fn bands(&self, id: LinearId, rows: usize, count: usize) -> Result<Bands, Error> {
         let own = directory::bands_name(id);
         let name = if id.is_layer() || self.checkpoint.info(&own).is_ok() { own } else { BANDS.to_owned() };
         let bytes = self.tensor(&name, Dtype::U8)?.bytes;
-        Bands::from_bytes(bytes, rows).ok_or_else(|| {
-            let rule = format!("should be {} bytes for {rows} rows, got {}", Bands::bytes(rows), bytes.len());
-            self.bad(&name, rule)
-        })
+        let bands = Bands::from_bytes(bytes, rows).map_err(|rule| self.bad(&name, rule))?;
+        if bands.count() != count {
+            return Err(self.bad(&name, format!("should have {count} bands, got {}", bands.count())));
+        }
+        Ok(bands)
     }
 
     /// The bands of a matrix and what `make` makes of each; `None` where it is stored as a whole.
@@ -105,7 +106,7 @@ impl<'a> Reader<'a> {
         make: impl Fn(&PackedMatrixData<'_>) -> T,
     ) -> Result<Option<(Bands, Vec<T>)>, Error> {
         let Some(modules) = block.bands(id, self.checkpoint.dir())? else { return Ok(None) };
-        let bands = self.bands(id, shape.rows)?;
+        let bands = self.bands(id, shape.rows, modules.len())?;
         let mut made = Vec::with_capacity(modules.len());
         for (band, module) in modules.into_iter().enumerate() {
             let shape = Shape::new(bands.rows(band).count(), shape.cols);

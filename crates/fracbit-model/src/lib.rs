@@ -30,7 +30,6 @@
 //! library, in RoPE tables, sampling weights and evaluation.
 
 mod attention;
-mod banded;
 pub mod basis;
 mod bf16;
 pub mod block;

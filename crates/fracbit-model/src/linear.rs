@@ -39,14 +39,13 @@ use fracbit_kernels::vectors::{
     plain::{LANES, add, dot, finish},
 };
 use fracbit_kernels::{
-    Activations, Gate, PANEL_FROM, PackedMatrix, Precision, RowsOf, Team, Vectors, matmul_gated_with,
-    matmul_refined_with, matmul_rows_with, with_team,
+    Activations, BandedMatrix, Gate, Operand, PANEL_FROM, PackedMatrix, Precision, RowsOf, Team, Vectors,
+    matmul_gated_with, matmul_refined_with, matmul_rows_with, matmul_together_with, with_team,
 };
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 use rayon::prelude::*;
 
-use crate::banded::Banded;
 use crate::bf16;
 use crate::id::LinearId;
 use crate::rotations::RotationMode;
@@ -118,7 +117,7 @@ enum Weights {
     Stored(Stored),
     Packed(Box<PackedMatrix>),
     Fused(Fused),
-    Banded(Banded),
+    Banded(BandedMatrix),
 }
 
 /// Some rows of a packed matrix that several layers share.
@@ -295,7 +294,7 @@ impl Linear {
         band_of: &[u8],
         bias: Option<Vec<f32>>,
     ) -> Result<Self, ShapeError> {
-        Self::new(Weights::Banded(Banded::new(bands, band_of)?), bias)
+        Self::new(Weights::Banded(BandedMatrix::new(bands, band_of)?), bias)
     }
 
     fn new(weights: Weights, bias: Option<Vec<f32>>) -> Result<Self, ShapeError> {
@@ -383,14 +382,14 @@ impl Linear {
                 let up_to = |row: usize| whole.bytes() * row / whole.shape().rows.max(1);
                 up_to(rows.end) - up_to(rows.start)
             }
-            Weights::Banded(of) => of.bands.iter().map(PackedMatrix::bytes).sum(),
+            Weights::Banded(of) => of.bands().iter().map(PackedMatrix::bytes).sum(),
         }
     }
 
     /// The schemes of packed weights, each once for every matrix that has it.
     pub(crate) fn schemes(&self) -> impl Iterator<Item = Scheme> {
         let whole = self.as_packed().into_iter();
-        let bands = if let Weights::Banded(of) = &self.weights { &of.bands[..] } else { &[] };
+        let bands = if let Weights::Banded(of) = &self.weights { of.bands() } else { &[] };
         whole.chain(bands).map(PackedMatrix::scheme)
     }
 
@@ -403,7 +402,7 @@ impl Linear {
                 let up_to = |row: usize| whole.bytes_at(precision) * row / whole.shape().rows.max(1);
                 up_to(rows.end) - up_to(rows.start)
             }
-            Weights::Banded(of) => of.bands.iter().map(|band| band.bytes_at(precision)).sum(),
+            Weights::Banded(of) => of.bands().iter().map(|band| band.bytes_at(precision)).sum(),
         }
     }
 
@@ -427,10 +426,7 @@ impl Linear {
             Weights::Stored(stored) => stored.block(row..row + 1, out),
             Weights::Packed(matrix) => matrix.row_at(row, precision, out),
             Weights::Fused(part) => part.whole.row_at(part.rows.start + row, precision, out),
-            Weights::Banded(of) => {
-                let (band, at) = of.places[row];
-                of.bands[usize::from(band)].row_at(at as usize, precision, out);
-            }
+            Weights::Banded(of) => of.row_at(row, precision, out),
         }
         Ok(())
     }
@@ -501,23 +497,16 @@ impl Linear {
             Weights::Dense(..) | Weights::Stored(_) => {
                 self.dense_product(team, scratch, 0..shape.rows, x, out);
             }
-            Weights::Packed(matrix) => {
+            Weights::Packed(_) | Weights::Fused(_) | Weights::Banded(_) => {
                 scratch.quantize(x, shape.cols)?;
-                let rows = RowsOf::all(matrix).at(scratch.precision);
-                let product = if refined { matmul_refined_with } else { matmul_rows_with };
-                product(team, rows, x, &mut scratch.activations, out)?;
-            }
-            Weights::Fused(part) => {
-                if let Some(rows) = self.rows_of(batch) {
-                    scratch.quantize(x, shape.cols)?;
-                    let rows = rows.at(scratch.precision);
-                    matmul_rows_with(team, rows, x, &mut scratch.activations, out)?;
-                } else {
-                    part.product(team, x, scratch)?;
-                    part.take(&scratch.fused, out);
+                let ints = &mut scratch.activations;
+                match (self.operand(scratch.precision), &self.weights) {
+                    (Some(of), _) if refined => matmul_refined_with(team, of, x, ints, out)?,
+                    (Some(of), _) => matmul_together_with(team, [(of, &mut *out)], x, ints)?,
+                    (None, Weights::Fused(part)) => part.product(team, x, scratch, out)?,
+                    _ => unreachable!("a packed layer has a part of a matrix or the whole of it"),
                 }
             }
-            Weights::Banded(of) => of.product(team, x, refined, scratch, out)?,
         }
         self.add_bias(out);
         Ok(())
@@ -566,14 +555,16 @@ impl Linear {
         Some(rows?.at(precision))
     }
 
-    /// The packed rows that several tokens multiply by themselves: one product of all members would
-    /// be written twice.
-    fn rows_of(&self, batch: usize) -> Option<RowsOf<'_>> {
+    /// Packed weights as products take them. `None` for others, and for rows of a shared matrix
+    /// that do not begin with a strip.
+    fn operand(&self, precision: Precision) -> Option<Operand<'_>> {
         match &self.weights {
-            _ if batch < PANEL_FROM => None,
-            Weights::Packed(matrix) => RowsOf::new(matrix, 0..matrix.shape().rows),
-            Weights::Fused(part) => RowsOf::new(&part.whole, part.rows.clone()),
-            _ => None,
+            Weights::Dense(..) | Weights::Stored(_) => None,
+            Weights::Packed(matrix) => Some(Operand::Rows(RowsOf::all(matrix).at(precision))),
+            Weights::Fused(part) => {
+                Some(Operand::Rows(RowsOf::new(&part.whole, part.rows.clone())?.at(precision)))
+            }
+            Weights::Banded(of) => Some(Operand::Banded(of, precision)),
         }
     }
 
@@ -588,12 +579,13 @@ impl Linear {
         [out, other]: [&mut [f32]; 2],
     ) -> Result<(), ShapeError> {
         let cols = gate.shape().cols;
-        let rows = [gate, up].map(|l| l.rows_of(x.len() / cols.max(1)).filter(|_| l.bias.is_none()));
-        if let [Some(gate_rows), Some(up_rows)] = rows {
+        let many = x.len() >= PANEL_FROM * cols;
+        let both = [gate, up].map(|l| l.operand(scratch.precision).filter(|_| many && l.bias.is_none()));
+        if let [Some(Operand::Rows(gate_rows)), Some(Operand::Rows(up_rows))] = both {
             gate.observe(team, x);
             up.observe(team, x);
             scratch.quantize(x, cols)?;
-            let both = [gate_rows, up_rows].map(|rows| rows.at(scratch.precision));
+            let both = [gate_rows, up_rows];
             return matmul_gated_with(team, kind, both, x, &mut scratch.activations, out);
         }
         Self::apply_together(team, [gate, up], x, scratch, [&mut *out, &mut *other])?;
@@ -607,8 +599,8 @@ impl Linear {
         }
     }
 
-    /// [`Linear::apply_with`] of several layers with one input; those that share a matrix, in one
-    /// product.
+    /// [`Linear::apply_with`] of several layers with one input; those with packed weights in one
+    /// loop of the team.
     pub(crate) fn apply_together<const N: usize>(
         team: &Team<'_>,
         layers: [&Self; N],
@@ -616,30 +608,21 @@ impl Linear {
         scratch: &mut LinearScratch,
         mut outs: [&mut [f32]; N],
     ) -> Result<(), ShapeError> {
-        for i in 0..N {
-            let Weights::Fused(part) = &layers[i].weights else {
-                layers[i].apply_with(team, x, scratch, outs[i])?;
-                continue;
-            };
-            if layers[i].rows_of(x.len() / part.whole.shape().cols).is_some() {
-                layers[i].apply_with(team, x, scratch, outs[i])?;
-                continue;
+        let precision = scratch.precision;
+        let operands = layers.map(|layer| layer.operand(precision));
+        for ((layer, operand), out) in layers.iter().zip(&operands).zip(&mut outs) {
+            match operand {
+                Some(_) => layer.observe(team, x),
+                None => layer.apply_with(team, x, scratch, out)?,
             }
-            if layers[..i].iter().any(|l| l.is_fused_with(layers[i])) {
-                continue;
-            }
-            layers[i..].iter().filter(|l| l.is_fused_with(layers[i])).for_each(|l| l.observe(team, x));
-            part.product(team, x, scratch)?;
-            for (layer, out) in layers[i..].iter().zip(&mut outs[i..]) {
-                if let Weights::Fused(other) = &layer.weights
-                    && Arc::ptr_eq(&other.whole, &part.whole)
-                {
-                    let rows = other.rows.len() * (x.len() / part.whole.shape().cols);
-                    ShapeError::check_len("fused layer", "out", rows, out.len())?;
-                    other.take(&scratch.fused, out);
-                    layer.add_bias(out);
-                }
-            }
+        }
+        if let Some(of) = operands.iter().position(Option::is_some) {
+            scratch.quantize(x, layers[of].shape().cols)?;
+            let packed = operands.into_iter().zip(&mut outs).filter_map(|(of, out)| Some((of?, &mut **out)));
+            matmul_together_with(team, packed, x, &mut scratch.activations)?;
+        }
+        for (layer, out) in layers.iter().zip(outs).filter(|(layer, _)| layer.operand(precision).is_some()) {
+            layer.add_bias(out);
         }
         Ok(())
     }
@@ -745,22 +728,23 @@ fn block_product(vectors: &Vectors, weights: &[f32], x: &[f32], tokens: usize, o
 }
 
 impl Fused {
-    /// All rows of the shared matrix times `x`, into `scratch.fused`.
-    fn product(&self, team: &Team<'_>, x: &[f32], scratch: &mut LinearScratch) -> Result<(), ShapeError> {
+    /// These rows of the product of the whole shared matrix with `x`.
+    fn product(
+        &self,
+        team: &Team<'_>,
+        x: &[f32],
+        scratch: &mut LinearScratch,
+        out: &mut [f32],
+    ) -> Result<(), ShapeError> {
         let shape = self.whole.shape();
-        scratch.quantize(x, shape.cols)?;
         let len = x.len() / shape.cols * shape.rows;
         scratch.room(len);
         let rows = RowsOf::all(&self.whole).at(scratch.precision);
-        matmul_rows_with(team, rows, x, &mut scratch.activations, &mut scratch.fused[..len])
-    }
-
-    /// This layer's rows of a product, (batch, rows of the shared matrix).
-    fn take(&self, product: &[f32], out: &mut [f32]) {
-        let stride = self.whole.shape().rows;
-        for (out, all) in out.chunks_exact_mut(self.rows.len()).zip(product.chunks_exact(stride)) {
+        matmul_rows_with(team, rows, x, &mut scratch.activations, &mut scratch.fused[..len])?;
+        for (out, all) in out.chunks_exact_mut(self.rows.len()).zip(scratch.fused.chunks_exact(shape.rows)) {
             out.copy_from_slice(&all[self.rows.clone()]);
         }
+        Ok(())
     }
 }
 

@@ -18,7 +18,7 @@ use fracbit_kernels::{Kernels, PackedMatrix};
 use fracbit_load::{Error, Progress};
 use fracbit_model::{FloatId, Linear, LinearId, Model, ModelBuilder, RotationMode, WeightSource};
 use fracbit_plan::{
-    Error as PlanError, bands,
+    Error as PlanError,
     forecast::JointPoint,
     plan::{Storage, grouping},
     sensitivities::Sensitivities,
@@ -218,7 +218,7 @@ pub fn measure_along(
         let mut own = |turned, exact| Ok::<_, Error>(f64::midpoint(base, with(turned)?) - with(exact)?);
         let parts = match bands.as_ref().filter(|_| !id.is_layer()) {
             None => Vec::new(),
-            Some(bands) => (0..bands::COUNT)
+            Some(bands) => (0..bands.count())
                 .map(|band| {
                     let only = |other| bands.mix(band, &rounded, other, matrix.shape.cols);
                     own(only(&turned), only(&matrix.data))

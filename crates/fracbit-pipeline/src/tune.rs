@@ -480,7 +480,7 @@ fn write(
         match banded.flatten() {
             None => drop(scales.insert(name(None), logs.clone())),
             Some(modules) => {
-                let bands = reader.bands(id, logs.len())?;
+                let bands = reader.bands(id, logs.len(), modules.len())?;
                 for band in 0..modules.len() {
                     scales.insert(name(Some(band)), bands.rows(band).map(|row| logs[row]).collect());
                 }

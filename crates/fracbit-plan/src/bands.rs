@@ -25,8 +25,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Bands of a matrix.
-pub const COUNT: usize = 4;
+/// Most bands of a matrix.
+pub const MOST: usize = 4;
 /// Bits that say which band a row is in.
 const BITS: usize = 2;
 /// Added to the count of every token (Lidstone's rule): a short text says little of a large
@@ -39,9 +39,10 @@ const EVEN: f64 = 0.125;
 const LEAST: usize = 64;
 /// Places between rows that are tried for a cut at most.
 const PLACES: usize = 256;
-/// Bands are kept where they leave less than this of the loss, by the other half of the text: each
-/// is a product of its own.
-const WORTH: f64 = 0.95;
+/// What another band should take off the loss of a matrix, by the other half of the text: each is a
+/// product of its own, which costs small models some of their speed
+/// (`docs/lab/2026-11-quality.md`).
+const WORTH: f64 = 0.02;
 
 /// Bands of the rows of some matrices, by name.
 pub type BandsOf = BTreeMap<String, Bands>;
@@ -59,7 +60,7 @@ pub fn parse_name(name: &str) -> Option<(LinearId, Option<usize>)> {
         None => Some((name.parse().ok()?, None)),
         Some((id, band)) => {
             let (id, band): (LinearId, _) = (id.parse().ok()?, band.parse().ok()?);
-            (band < COUNT).then_some((id, Some(band)))
+            (band < MOST).then_some((id, Some(band)))
         }
     }
 }
@@ -83,30 +84,37 @@ impl Bands {
     /// too even for several.
     #[must_use]
     pub fn of(counts: &[u32]) -> Option<Self> {
-        Self::cut(&counts.iter().map(|&count| (f64::from(count) + PRIOR).ln()).collect::<Vec<_>>())
+        Self::cut(&counts.iter().map(|&count| (f64::from(count) + PRIOR).ln()).collect::<Vec<_>>(), MOST)
     }
 
-    /// Bands for the costs of all rows as two halves of a text have them; `None` where there are
-    /// too few rows, or what one half says of them does not hold on the other.
+    /// Bands for the costs of all rows as two halves of a text have them, as many as are worth it;
+    /// `None` where there are too few rows, or what one half says of them does not hold on the
+    /// other.
     #[must_use]
     pub fn by_cost([first, second]: [&[f64]; 2]) -> Option<Self> {
         if first.len() != second.len() || !first.iter().chain(second).all(|cost| cost.is_finite()) {
             return None;
         }
-        let left = f64::midpoint(Self::left(first, second)?, Self::left(second, first)?);
+        let (mut count, mut least) = (1, 1.0);
+        for more in 2..=MOST {
+            let left = f64::midpoint(Self::left(first, second, more)?, Self::left(second, first, more)?);
+            if left < least - WORTH {
+                (count, least) = (more, left);
+            }
+        }
         let both: Vec<f64> = first.iter().zip(second).map(|(a, b)| a + b).collect();
-        if left < WORTH { Self::cut(&logs(&both)) } else { None }
+        if count > 1 { Self::cut(&logs(&both), count) } else { None }
     }
 
     /// What bands by `known` costs leave of the loss by `other` ones, when each has the bits that
     /// are best for it.
     #[expect(clippy::cast_precision_loss, reason = "a mean")]
-    fn left(known: &[f64], other: &[f64]) -> Option<f64> {
-        let bands = Self::cut(&logs(known))?;
+    fn left(known: &[f64], other: &[f64], count: usize) -> Option<f64> {
+        let bands = Self::cut(&logs(known), count)?;
         let sums = |costs: &[f64]| -> Vec<f64> {
-            (0..COUNT).map(|band| bands.rows(band).map(|row| costs[row]).sum()).collect()
+            (0..count).map(|band| bands.rows(band).map(|row| costs[row]).sum()).collect()
         };
-        let rows: Vec<f64> = (0..COUNT).map(|band| bands.rows(band).count() as f64).collect();
+        let rows: Vec<f64> = (0..count).map(|band| bands.rows(band).count() as f64).collect();
         let (shares, all) = (bands.shares(&sums(known)), known.len() as f64);
         // Bits go by the logarithm of the mean cost of a band; the mean of all stays.
         let mean: f64 = shares.iter().zip(&rows).map(|(s, n)| n / all * (s / n).ln()).sum();
@@ -114,8 +122,9 @@ impl Bands {
         Some(left * mean.exp() / other.iter().sum::<f64>())
     }
 
-    /// Bands of whole strips of rows, cut where the variance of `logs` within them is least.
-    fn cut(logs: &[f64]) -> Option<Self> {
+    /// Bands of whole strips of rows, so many, cut where the variance of `logs` within them is
+    /// least.
+    fn cut(logs: &[f64], count: usize) -> Option<Self> {
         let mut order: Vec<usize> = (0..logs.len()).collect();
         order.sort_by(|&a, &b| logs[b].total_cmp(&logs[a]));
         let sorted: Vec<f64> = order.iter().map(|&row| logs[row]).collect();
@@ -123,12 +132,27 @@ impl Bands {
         if sorted.len() < LEAST || even || !sorted.iter().all(|log| log.is_finite()) {
             return None;
         }
-        let cuts = cuts(&sorted);
+        let cuts = cuts(&sorted, count);
         let mut bands = vec![0; logs.len()];
         for (at, row) in order.into_iter().enumerate() {
             bands[row] = cuts.iter().take_while(|&&cut| cut <= at).count() as u8;
         }
         Some(Self(bands))
+    }
+
+    /// The band of each row; every band below the last has rows.
+    fn new(bands: Vec<u8>) -> Result<Self, String> {
+        let bands = Self(bands);
+        match (0..bands.count()).find(|&band| bands.rows(band).next().is_none()) {
+            Some(none) => Err(format!("band {none} has no rows, and one behind it has some")),
+            None => Ok(bands),
+        }
+    }
+
+    /// How many bands there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0.iter().max().map_or(0, |&last| usize::from(last) + 1)
     }
 
     /// The rows of a band, ascending.
@@ -188,11 +212,19 @@ impl Bands {
         bytes
     }
 
-    /// What [`Bands::to_bytes`] wrote for `rows` rows; `None` when the length is another.
-    #[must_use]
-    pub fn from_bytes(bytes: &[u8], rows: usize) -> Option<Self> {
-        let band = |row: usize| read_bits(bytes, row * BITS, BITS as u32) as u8;
-        (bytes.len() == Self::bytes(rows)).then(|| Self((0..rows).map(band).collect()))
+    /// What [`Bands::to_bytes`] wrote for `rows` rows.
+    ///
+    /// # Errors
+    /// The rule that is broken, when the length is another or a band has no rows.
+    pub fn from_bytes(bytes: &[u8], rows: usize) -> Result<Self, String> {
+        if bytes.len() != Self::bytes(rows) {
+            return Err(format!(
+                "should be {} bytes for {rows} rows, got {}",
+                Self::bytes(rows),
+                bytes.len()
+            ));
+        }
+        Self::new((0..rows).map(|row| read_bits(bytes, row * BITS, BITS as u32) as u8).collect())
     }
 }
 
@@ -203,10 +235,10 @@ fn logs(costs: &[f64]) -> Vec<f64> {
     costs.iter().map(|cost| ((1.0 - EVEN) * cost.max(0.0) + EVEN * mean).ln()).collect()
 }
 
-/// Where descending numbers are cut into [`COUNT`] ranges so that the squares of what they are off
+/// Where descending numbers are cut into `count` ranges so that the squares of what they are off
 /// the mean of their range sum up to the least. Cuts stand between strips, so that packed bands are
 /// not padded.
-fn cuts(sorted: &[f64]) -> Vec<usize> {
+fn cuts(sorted: &[f64], count: usize) -> Vec<usize> {
     let step = TILE_ROWS * sorted.len().div_ceil(TILE_ROWS).div_ceil(PLACES);
     let places: Vec<usize> = (0..sorted.len()).step_by(step).chain([sorted.len()]).collect();
     let sums: Vec<[f64; 2]> = std::iter::once([0.0; 2])
@@ -226,7 +258,7 @@ fn cuts(sorted: &[f64]) -> Vec<usize> {
     let mut least: Vec<f64> =
         (0..=last).map(|to| if to == 0 { f64::INFINITY } else { spread(0, to) }).collect();
     let mut froms = Vec::new();
-    for _ in 1..COUNT {
+    for _ in 1..count {
         let best = |to: usize| {
             let ways = (1..to).map(|from| (from, least[from] + spread(from, to)));
             ways.min_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0, f64::INFINITY))
@@ -255,14 +287,13 @@ impl TryFrom<String> for Bands {
     type Error = Error;
 
     fn try_from(digits: String) -> Result<Self, Error> {
+        let bad = |rule| Error::Plan { origin: "bands".to_owned(), rule };
         let band = |(row, digit): (usize, char)| {
-            let band = digit.to_digit(COUNT as u32).and_then(|d| u8::try_from(d).ok());
-            band.ok_or_else(|| Error::Plan {
-                origin: "bands".to_owned(),
-                rule: format!("the band of row {row} should be a digit below {COUNT}, got {digit:?}"),
-            })
+            let band = digit.to_digit(MOST as u32).and_then(|d| u8::try_from(d).ok());
+            let rule = || format!("the band of row {row} should be a digit below {MOST}, got {digit:?}");
+            band.ok_or_else(|| bad(rule()))
         };
-        Ok(Self(digits.chars().enumerate().map(band).collect::<Result<_, _>>()?))
+        Self::new(digits.chars().enumerate().map(band).collect::<Result<_, _>>()?).map_err(bad)
     }
 }
 
@@ -284,7 +315,7 @@ mod tests {
             let bands = Bands::of(&p).unwrap();
             let mut seen = vec![0; rows];
             let mut above = u32::MAX;
-            for band in 0..COUNT {
+            for band in 0..MOST {
                 assert!(bands.rows(band).count() > 0, "{rows} rows, band {band}");
                 bands.rows(band).for_each(|row| seen[row] += 1);
                 let all = || bands.rows(band).map(|row| p[row]);
@@ -318,9 +349,9 @@ mod tests {
             }
             let bands = Bands::of(&p).unwrap();
             let mut cuts = [0; 5];
-            for band in 0..COUNT {
+            for band in 0..MOST {
                 cuts[band + 1] = cuts[band] + bands.rows(band).count();
-                assert!(band == COUNT - 1 || cuts[band + 1].is_multiple_of(TILE_ROWS), "{cuts:?}");
+                assert!(band == MOST - 1 || cuts[band + 1].is_multiple_of(TILE_ROWS), "{cuts:?}");
             }
             assert!(total(cuts) <= best + 1e-9, "{cuts:?}: {} against {best}", total(cuts));
         }
@@ -335,7 +366,11 @@ mod tests {
         };
         let bands = Bands::by_cost([&off(0.0), &off(0.5)]).expect("they agree");
         assert!(bands.rows(0).all(|row| row % 64 > 32), "{bands:?}");
-        assert!(bands.rows(3).all(|row| row % 64 < 32), "{bands:?}");
+        assert!(bands.rows(bands.count() - 1).all(|row| row % 64 < 32), "{bands:?}");
+        // Two kinds of rows are two bands.
+        let two: Vec<f64> = (0..256).map(|row| if row % 4 == 0 { 9.0 } else { 1.0 }).collect();
+        let bands = Bands::by_cost([&two, &two]).expect("they agree");
+        assert_eq!((bands.count(), bands.rows(0).all(|row| row % 4 == 0)), (2, true), "{bands:?}");
         // As uneven, but the other way round; and nothing to win.
         let other: Vec<f64> = uneven.iter().rev().copied().collect();
         assert_eq!(Bands::by_cost([&uneven, &other]), None);
@@ -374,12 +409,13 @@ mod tests {
             let bands = Bands::of(&zipf(rows)).unwrap();
             let bytes = bands.to_bytes();
             assert_eq!(bytes.len(), Bands::bytes(rows));
-            assert_eq!(Bands::from_bytes(&bytes, rows), Some(bands.clone()));
-            assert_eq!(Bands::from_bytes(&bytes, rows + 4), None);
+            assert_eq!(Bands::from_bytes(&bytes, rows), Ok(bands.clone()));
+            assert!(Bands::from_bytes(&bytes, rows + 4).unwrap_err().contains("bytes"));
             let digits = serde_json::to_string(&bands).unwrap();
             assert_eq!(serde_json::from_str::<Bands>(&digits).unwrap(), bands);
         }
-        for bad in ["\"0124\"", "\"01x\"", "\"0-1\"", "3"] {
+        assert!(Bands::from_bytes(&[0b10_10_00_10], 4).unwrap_err().contains("band 1 has no rows"));
+        for bad in ["\"0124\"", "\"01x\"", "\"0-1\"", "3", "\"0202\"", "\"1\""] {
             assert!(serde_json::from_str::<Bands>(bad).is_err(), "{bad}");
         }
     }

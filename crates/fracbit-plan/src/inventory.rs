@@ -2,7 +2,7 @@
 
 use crate::{
     Error,
-    bands::{self, Bands, BandsOf, band_name},
+    bands::{Bands, BandsOf, band_name},
 };
 use fracbit_base::Shape;
 use fracbit_io::{Checkpoint, ModelConfig};
@@ -97,7 +97,7 @@ impl Inventory {
                 shape: Shape::new(bands.rows(band).count(), m.shape.cols),
                 ..m.clone()
             };
-            (0..bands::COUNT).map(band).collect()
+            (0..bands.count()).map(band).collect()
         };
         let matrices = self.matrices.iter().flat_map(split).collect();
         Self { matrices, bands: bands.clone(), ..self.clone() }

@@ -709,7 +709,7 @@ mod tests {
         let ends = bench.inventory.matrices.iter().filter(|m| !m.id.is_layer());
         for matrix in ends {
             let counts: Vec<u32> = (0..matrix.shape.rows as u32).map(|row| row * row).collect();
-            banded.share_out(matrix.id, &Bands::of(&counts).unwrap(), &[1.0; bands::COUNT]).unwrap();
+            banded.share_out(matrix.id, &Bands::of(&counts).unwrap(), &[1.0; bands::MOST]).unwrap();
         }
         let options = PlanOptions::new(Target::Bits(4.0));
         let [whole, parts] = [&prior, &banded].map(|sensitivities| {

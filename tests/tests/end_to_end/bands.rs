@@ -3,7 +3,7 @@
 use fracbit::{
     CalibrateOptions, Calibration, EvalOptions, Opened, Plan, PlanOptions, QuantizeOptions, Quiet, Target,
     TuneOptions,
-    bands::{self, Bands, band_name},
+    bands::{Bands, band_name},
     calibrate,
     directory::{BANDS, bands_name},
     inspect, plan, quantize,
@@ -20,6 +20,11 @@ fn options(source: &Source, bits: f64) -> PlanOptions {
     PlanOptions { palette: Palette::Nuq, ..source.options(Target::Bits(bits)) }
 }
 
+/// How many more matrices a plan has by its bands.
+fn more(plan: &Plan) -> usize {
+    plan.bands.values().map(|bands| bands.count() - 1).sum()
+}
+
 #[test]
 fn banded_models_run_as_their_weights_say() {
     for (i, r) in references().iter().enumerate() {
@@ -28,12 +33,7 @@ fn banded_models_run_as_their_weights_say() {
         let plan =
             plan(&source.inventory, &source.banded(), &options(&source, 7.0)).expect("a budget in reach");
         let cut = source.cut();
-        assert_eq!(
-            plan.layers.len(),
-            source.inventory.matrices.len() + (bands::COUNT - 1) * cut.len(),
-            "{}",
-            r.name
-        );
+        assert_eq!(plan.layers.len(), source.inventory.matrices.len() + more(&plan), "{}", r.name);
         let text = serde_json::to_string(&plan).expect("a document");
         assert_eq!(Plan::parse(&text, "plan").expect("a good plan"), plan);
 
@@ -55,7 +55,7 @@ fn banded_models_run_as_their_weights_say() {
             let bands = &plan.bands[&id.to_string()];
             let exact = source.weights.linear(id).expect("a good matrix");
             let stored = model.linear(id).expect("there is one").to_dense().expect("a whole layer");
-            for band in 0..bands::COUNT {
+            for band in 0..bands.count() {
                 let take = |weights: &[f32]| bands.take(band, weights, exact.shape.cols);
                 let found = relative(&take(&stored), &take(&exact.data)).powi(2);
                 let told =
@@ -94,8 +94,7 @@ fn bands_are_for_plans_that_may_choose() {
         assert_eq!(ends, 0, "{options:?}");
         let uniform = matches!(options.target, Target::Uniform(_)) || !options.bands;
         assert_eq!(plan.bands.is_empty(), uniform, "{options:?}");
-        let more = (bands::COUNT - 1) * plan.bands.len();
-        assert_eq!(plan.layers.len(), source.inventory.matrices.len() + more);
+        assert_eq!(plan.layers.len(), source.inventory.matrices.len() + more(&plan));
     }
     let other = PlanOptions { pins: vec!["layers.0.*=nuq-8".parse().expect("a pin")], ..base.clone() };
     let made = plan(&source.inventory, &guess, &other).expect("a budget in reach");
@@ -159,12 +158,17 @@ fn damaged_bands_are_refused_by_name() {
         stored.shape[0] -= 1;
     };
     refused("short bands", &cut, &[&name(), "bytes"]);
-    refused("all in band 0", &|parts| bands(parts).bytes.fill(0), &["band0"]);
-    let forget = |parts: &mut Parts| {
-        let modules = &mut parts.config["quantization_config"]["modules"];
-        modules.as_object_mut().expect("an object").remove(&band_name(LinearId::Layer(0, LayerLinear::Q), 3));
+    refused("all in band 0", &|parts| bands(parts).bytes.fill(0), &[&name(), "4 bands, got 1"]);
+    refused("an empty band", &|parts| bands(parts).bytes.fill(0b10_00), &[&name(), "band 1 has no rows"]);
+    let forget = |band| {
+        move |parts: &mut Parts| {
+            let name = band_name(LinearId::Layer(0, LayerLinear::Q), band);
+            let modules = &mut parts.config["quantization_config"]["modules"];
+            modules.as_object_mut().expect("an object").remove(&name);
+        }
     };
-    refused("a band without a scheme", &forget, &["modules should name", "band3"]);
+    refused("a band without a scheme", &forget(1), &["modules should name", "band1"]);
+    refused("a last band without a scheme", &forget(3), &[&name(), "3 bands, got 4"]);
 
     // Up to version 3 embedding and head were in the same bands, which stood once.
     let mut parts = Parts::read(&good);

@@ -39,6 +39,7 @@ pub(crate) mod halves;
 mod nibbles;
 mod panel;
 pub(crate) mod progressive;
+pub(crate) mod progressive_tiles;
 pub(crate) mod psumbook;
 mod spread;
 mod strips;

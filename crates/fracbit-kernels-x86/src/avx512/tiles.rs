@@ -118,11 +118,11 @@ pub(crate) fn peak(_proof: Amx, rounds: u32) -> u64 {
 /// Columns of a tile register.
 const COLS: usize = 64;
 /// Vectors of weights that fill one.
-const VECTORS: usize = COLS / 4;
+pub(super) const VECTORS: usize = COLS / 4;
 /// Vectors that hold a block of one strip.
-const STRIP: usize = BLOCK_TILES * 4;
+pub(super) const STRIP: usize = BLOCK_TILES * 4;
 /// Groups of sixteen tokens that meet two strips at once.
-const GROUPS: usize = 2;
+pub(super) const GROUPS: usize = 2;
 
 /// Shapes of tile registers, as `ldtilecfg` wants them.
 #[repr(C, align(64))]
@@ -145,11 +145,14 @@ impl Config {
 
 static CONFIG: Config = Config::new([16; 8]);
 
+/// Weights of a block of two strips, `(strip, four columns, row, column)`.
+pub(super) type Weights = [__m512i; MAX_STRIPS * STRIP];
+
 /// Sums of a block, `(token / 16, strip, token % 16, row)`.
-type Sums = [[[__m512i; ROWS]; MAX_STRIPS]; GROUPS];
+pub(super) type Sums = [[[__m512i; ROWS]; MAX_STRIPS]; GROUPS];
 
 /// Scaled sums of sixteen tokens, `(strip, token, row)`.
-type Inner = [[__m512; ROWS]; MAX_STRIPS];
+pub(super) type Inner = [[__m512; ROWS]; MAX_STRIPS];
 
 /// Blocks of up to two strips, expanded once and met by all tokens.
 ///
@@ -162,8 +165,8 @@ pub(super) unsafe fn tiles<E: Expand>(e: &E, args: &Args<'_>, out: &mut [f32]) {
     let mut weights = [_mm512_setzero_si512(); MAX_STRIPS * STRIP];
     let mut inner = [MaybeUninit::<Inner>::uninit(); MAX_TOKENS.div_ceil(ROWS)];
     let mut fresh = true;
-    // SAFETY: the configuration is one of palette 1; tile registers are named as changed below.
-    unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, preserves_flags, readonly)) };
+    // SAFETY: there is AMX, as the caller promises.
+    unsafe { configure() };
     for (index, block) in args.blocks.iter().enumerate() {
         for strip in 0..args.strips {
             let codes = args.codes[strip * args.stride + block.start * args.tile_bytes..].as_ptr();
@@ -217,14 +220,14 @@ pub(super) unsafe fn tiles<E: Expand>(e: &E, args: &Args<'_>, out: &mut [f32]) {
         fresh = block.closes;
     }
     // SAFETY: no tile register holds anything that is wanted.
-    unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
+    unsafe { release() };
 }
 
 /// One expanded block against all tokens.
 struct Step<'a> {
     args: &'a Args<'a>,
     index: usize,
-    weights: &'a [__m512i; MAX_STRIPS * STRIP], // (strip, piece)
+    weights: &'a Weights,
     x: *const i8,
     inner: *mut Inner,
     out: *mut f32, // (token, strip, row)
@@ -239,52 +242,12 @@ impl Step<'_> {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn multiply(&self, token: usize, sums: &mut MaybeUninit<Sums>) {
         let args = self.args;
-        let block = &args.blocks[self.index];
-        let steps = block.tiles.div_ceil(COLS / TILE_COLS);
+        let steps = args.blocks[self.index].tiles.div_ceil(COLS / TILE_COLS);
         // SAFETY: `steps` times 64 columns of sixteen rows for each group, and as many tiles of
-        // weights of both strips (where there is one strip, the second one's are zeros); each sum
-        // fills 16 vectors.
+        // weights of both strips (where there is one strip, the second one's are zeros).
         unsafe {
             let x = self.x.add(token * args.x_stride);
-            asm!(
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
-                "2:",
-                "tileloadd tmm4, [{x} + {stride}]",
-                "tileloadd tmm6, [{w} + {line}]",
-                "tdpbssd tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{w} + {line} + {strip}]",
-                "tdpbssd tmm1, tmm4, tmm7",
-                "test {more:e}, {more:e}",
-                "jz 3f",
-                "tileloadd tmm5, [{y} + {stride}]",
-                "tdpbssd tmm2, tmm5, tmm6",
-                "tdpbssd tmm3, tmm5, tmm7",
-                "3:",
-                "add {x}, 64",
-                "add {y}, 64",
-                "add {w}, 1024",
-                "dec {n}",
-                "jnz 2b",
-                "tilestored [{to} + {line}], tmm0",
-                "tilestored [{to} + {line} + 1024], tmm1",
-                "tilestored [{to} + {line} + 2048], tmm2",
-                "tilestored [{to} + {line} + 3072], tmm3",
-                x = inout(reg) x => _,
-                y = inout(reg) x.wrapping_add(ROWS * args.x_stride) => _,
-                w = inout(reg) self.weights.as_ptr() => _,
-                n = inout(reg) steps => _,
-                more = in(reg) u32::from(args.tokens - token > ROWS),
-                stride = in(reg) args.x_stride,
-                line = in(reg) 64usize,
-                strip = const 64 * STRIP,
-                to = in(reg) sums.as_mut_ptr(),
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                options(nostack),
-            );
+            multiply(x, args.x_stride, args.tokens - token > ROWS, self.weights, steps, sums);
         }
     }
 
@@ -308,11 +271,7 @@ impl Step<'_> {
                 rest[..args.tokens - first].copy_from_slice(&all[first..]);
                 &rest
             });
-            for s in 0..MAX_STRIPS {
-                for t in 0..ROWS {
-                    inner[s][t] = finish(inner[s][t], sums[s][t], factors[t]);
-                }
-            }
+            scale(sums, factors, inner);
             if !block.closes {
                 continue;
             }
@@ -327,4 +286,98 @@ impl Step<'_> {
             }
         }
     }
+}
+
+/// Sums of sixteen tokens, or of `more`, and both strips over `steps` times 64 columns, in the tile
+/// registers that [`configure`] shapes.
+///
+/// # Safety
+/// There is [`Amx`], configured; there are rows of activations, `stride` from one to the next, of
+/// sixteen tokens, or 32 where there are more.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+pub(super) unsafe fn multiply(
+    x: *const i8,
+    stride: usize,
+    more: bool,
+    weights: &Weights,
+    steps: usize,
+    sums: &mut MaybeUninit<Sums>,
+) {
+    debug_assert!(steps * VECTORS <= STRIP, "a block of each strip");
+    // SAFETY: the activations are promised by the caller; `weights` holds `steps` tiles of both
+    // strips; each sum fills 16 vectors.
+    unsafe {
+        asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "2:",
+            "tileloadd tmm4, [{x} + {stride}]",
+            "tileloadd tmm6, [{w} + {line}]",
+            "tdpbssd tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{w} + {line} + {strip}]",
+            "tdpbssd tmm1, tmm4, tmm7",
+            "test {more:e}, {more:e}",
+            "jz 3f",
+            "tileloadd tmm5, [{y} + {stride}]",
+            "tdpbssd tmm2, tmm5, tmm6",
+            "tdpbssd tmm3, tmm5, tmm7",
+            "3:",
+            "add {x}, 64",
+            "add {y}, 64",
+            "add {w}, 1024",
+            "dec {n}",
+            "jnz 2b",
+            "tilestored [{to} + {line}], tmm0",
+            "tilestored [{to} + {line} + 1024], tmm1",
+            "tilestored [{to} + {line} + 2048], tmm2",
+            "tilestored [{to} + {line} + 3072], tmm3",
+            x = inout(reg) x => _,
+            y = inout(reg) x.wrapping_add(ROWS * stride) => _,
+            w = inout(reg) weights.as_ptr() => _,
+            n = inout(reg) steps => _,
+            more = in(reg) u32::from(more),
+            stride = in(reg) stride,
+            line = in(reg) 64usize,
+            strip = const 64 * STRIP,
+            to = in(reg) sums.as_mut_ptr(),
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        );
+    }
+}
+
+/// Adds sums of sixteen tokens times the factor of each.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
+pub(super) fn scale(sums: &[[__m512i; ROWS]; MAX_STRIPS], factors: &[f32; ROWS], inner: &mut Inner) {
+    for s in 0..MAX_STRIPS {
+        for t in 0..ROWS {
+            inner[s][t] = finish(inner[s][t], sums[s][t], factors[t]);
+        }
+    }
+}
+
+/// Shapes the tile registers for [`multiply`].
+///
+/// # Safety
+/// There is [`Amx`].
+#[inline]
+pub(super) unsafe fn configure() {
+    // SAFETY: the configuration is one of palette 1; `multiply` names the registers that it
+    // changes.
+    unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, preserves_flags, readonly)) };
+}
+
+/// Ends the use of tile registers.
+///
+/// # Safety
+/// There is [`Amx`], and no tile register holds anything that is wanted.
+#[inline]
+pub(super) unsafe fn release() {
+    // SAFETY: promised by the caller.
+    unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
 }

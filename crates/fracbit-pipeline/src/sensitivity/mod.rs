@@ -23,12 +23,7 @@ use fracbit_model::{
     eval::{log_sum_exp, row_kl_from},
     gradient,
 };
-use fracbit_plan::{
-    Error as PlanError,
-    bands::{self, Bands},
-    inventory::Inventory,
-    sensitivities::Sensitivities,
-};
+use fracbit_plan::{Error as PlanError, bands::Bands, inventory::Inventory, sensitivities::Sensitivities};
 use fracbit_quant::sensitivity::{Fit, add_noise, deviations, fit, noise_levels};
 use rayon::prelude::*;
 use std::{collections::BTreeMap, path::Path, sync::Arc};
@@ -356,7 +351,7 @@ pub(crate) fn cut(
     let [first, second] = halves;
     if let Some(bands) = Bands::by_cost([first, second]) {
         let of = |band| bands.rows(band).map(|row| first[row] + second[row]).sum();
-        result.share_out(id, &bands, &(0..bands::COUNT).map(of).collect::<Vec<f64>>())?;
+        result.share_out(id, &bands, &(0..bands.count()).map(of).collect::<Vec<f64>>())?;
     }
     Ok(())
 }
