@@ -280,6 +280,16 @@ impl Progressive {
         let strips = self.codes().par_chunks_exact(self.strip_bytes().max(1));
         strips.zip(self.factors.par_chunks_exact(self.groups.max(1))).all(|(codes, factors)| {
             codes.chunks(PIECES * PROGRESSIVE_BYTES).zip(factors).all(|(codes, factors)| {
+                let fit = |least: &[u8; TILE_ROWS], most: &[u8; TILE_ROWS]| {
+                    (0..TILE_ROWS).all(|r| {
+                        let [scale, zero] = [factors.scales[r], factors.zeros[r]].map(i16::from);
+                        scale * i16::from(least[r]) - zero >= -128 && scale * i16::from(most[r]) - zero <= 127
+                    })
+                };
+                // Most groups, whatever their codes.
+                if fit(&[0; TILE_ROWS], &[15; TILE_ROWS]) {
+                    return true;
+                }
                 let (mut least, mut most) = ([15; TILE_ROWS], [0; TILE_ROWS]);
                 for piece in codes.as_chunks::<PROGRESSIVE_BYTES>().0 {
                     for (r, bytes) in piece.as_chunks::<HALF>().0.iter().enumerate() {
@@ -289,12 +299,7 @@ impl Progressive {
                         }
                     }
                 }
-                (0..TILE_ROWS).all(|r| {
-                    let weight = |code: u8| {
-                        i16::from(factors.scales[r]) * i16::from(code) - i16::from(factors.zeros[r])
-                    };
-                    weight(least[r]) >= -128 && weight(most[r]) <= 127
-                })
+                fit(&least, &most)
             })
         })
     }

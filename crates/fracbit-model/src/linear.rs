@@ -12,14 +12,12 @@
 //! Packed weights go through [`fracbit_kernels::matmul`], which quantizes the activations to
 //! integers; the quantized form is made once and shared by the layers that read one input.
 //!
-//! Layers that read one input may be *fused*: one packed matrix holds the rows of all of them, and
-//! one product serves them (Q-Palette, section 4.2). Each stays a layer of its own, a range of rows
-//! of the shared matrix; `apply_together` sees that several belong to one matrix and multiplies
-//! once. A row's arithmetic does not depend on its neighbours, so fused layers give the bits of
-//! separate ones.
-//!
-//! A *banded* layer has its rows in several packed matrices, so that rows whose errors cost much
-//! can have more bits than the others; its outputs are put back in order.
+//! Layers that read one input may be *fused*: one packed matrix holds the rows of all of them
+//! (Q-Palette, section 4.2). Each stays a layer of its own, a range of rows of the shared matrix. A
+//! *banded* layer has its rows in several packed matrices, so that rows whose errors cost much can
+//! have more bits than the others; its outputs are put back in order. `apply_together` multiplies
+//! all that is packed of several layers in one loop of the team. A row's arithmetic does not depend
+//! on its neighbours, so the bits are those of one product for each.
 //!
 //! Threads take blocks of rows; a row's arithmetic is the same in every cut, and in every storage
 //! type that holds the same numbers. The products of one and of a few tokens have the same bits on
