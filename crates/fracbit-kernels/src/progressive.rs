@@ -129,9 +129,9 @@ pub struct ProgressiveArgs<'a> {
     pub block_scales: &'a [f32],
     /// Sums of the activations of a group, `(token, groups)`.
     pub sums: &'a [i32],
-    /// Whether every `scale q - zero` is -128 to 127, and rows of `x` up to a multiple of
-    /// [`ROWS`](crate::ROWS) and 64 bytes behind them are readable, whatever stands there. A
-    /// quantizer makes only such weights, a file may hold others.
+    /// Whether it is known that every `scale q - zero` is -128 to 127, and rows of `x` up to a
+    /// multiple of [`ROWS`](crate::ROWS) and 64 bytes behind them are readable, whatever stands
+    /// there. A quantizer makes only such weights, a file may hold others.
     pub fits: bool,
     /// Elements of the result from a token to the next.
     pub out_stride: usize,

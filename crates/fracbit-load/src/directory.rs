@@ -152,6 +152,8 @@ impl QuantizationConfig {
     }
 }
 
+const _: () = assert!(bands::MOST <= fracbit_kernels::BANDS, "what is planned can be run");
+
 /// Tensor name of a plane of a packed matrix, or of a band of its rows.
 #[must_use]
 pub fn plane_name(id: LinearId, band: Option<usize>, plane: PlaneName) -> String {

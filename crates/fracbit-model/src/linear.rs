@@ -38,7 +38,7 @@ use fracbit_kernels::vectors::{
 };
 use fracbit_kernels::{
     Activations, BandedMatrix, Gate, Operand, PANEL_FROM, PackedMatrix, Precision, RowsOf, Team, Vectors,
-    matmul_gated_with, matmul_refined_with, matmul_rows_with, matmul_together_with, with_team,
+    matmul_gated_with, matmul_refined_with, matmul_together_with, with_team,
 };
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};
@@ -130,7 +130,7 @@ struct Fused {
 pub struct LinearScratch {
     pub(crate) activations: Activations,
     current: bool,
-    pub(crate) fused: Vec<f32>, // (batch, rows of a shared matrix or of a band), or (rows, batch)
+    room: Vec<f32>, // (rows, batch)
     /// What the product of a few tokens runs with; bits do not depend on it.
     pub(crate) vectors: Vectors,
     /// Whether products of many tokens may round weights and inputs to bf16.
@@ -160,10 +160,10 @@ impl LinearScratch {
 
     /// So many numbers, whatever they are.
     pub(crate) fn room(&mut self, len: usize) -> &mut [f32] {
-        if self.fused.len() < len {
-            self.fused.resize(len, 0.0);
+        if self.room.len() < len {
+            self.room.resize(len, 0.0);
         }
-        &mut self.fused[..len]
+        &mut self.room[..len]
     }
 
     /// The integer form of `x`, (batch, cols), unless it is there.
@@ -260,7 +260,8 @@ impl Linear {
     /// Layers that share `matrix`: each has as many rows as said, in order, and its own bias.
     ///
     /// # Errors
-    /// When the rows do not add up to the matrix's or a bias does not fit.
+    /// When the rows do not add up to the matrix's, a layer does not begin with a strip of 16, or a
+    /// bias does not fit.
     pub fn fused(
         matrix: PackedMatrix,
         members: Vec<(usize, Option<Vec<f32>>)>,
@@ -277,6 +278,14 @@ impl Linear {
             .map(|(rows, bias)| {
                 let rows = first..first + rows;
                 first = rows.end;
+                if RowsOf::new(&whole, rows.clone()).is_none() {
+                    return Err(ShapeError::new(
+                        "fused layers",
+                        "rows before a layer",
+                        "whole strips of 16",
+                        rows.start,
+                    ));
+                }
                 Self::new(Weights::Fused(Fused { whole: Arc::clone(&whole), rows }), bias)
             })
             .collect()
@@ -357,15 +366,6 @@ impl Linear {
     #[must_use]
     pub fn is_quantized(&self) -> bool {
         !matches!(self.weights, Weights::Dense(..) | Weights::Stored(_))
-    }
-
-    /// Whether the two are rows of one shared matrix.
-    #[must_use]
-    pub fn is_fused_with(&self, other: &Self) -> bool {
-        match (&self.weights, &other.weights) {
-            (Weights::Fused(a), Weights::Fused(b)) => Arc::ptr_eq(&a.whole, &b.whole),
-            _ => false,
-        }
     }
 
     /// Bytes of the weights, in memory or in the memory map; without bias. Fused layers share
@@ -491,18 +491,15 @@ impl Linear {
         if out.is_empty() {
             return Ok(());
         }
-        match &self.weights {
-            Weights::Dense(..) | Weights::Stored(_) => {
-                self.dense_product(team, scratch, 0..shape.rows, x, out);
-            }
-            Weights::Packed(_) | Weights::Fused(_) | Weights::Banded(_) => {
+        match self.operand(scratch.precision) {
+            None => self.dense_product(team, scratch, 0..shape.rows, x, out),
+            Some(of) => {
                 scratch.quantize(x, shape.cols)?;
                 let ints = &mut scratch.activations;
-                match (self.operand(scratch.precision), &self.weights) {
-                    (Some(of), _) if refined => matmul_refined_with(team, of, x, ints, out)?,
-                    (Some(of), _) => matmul_together_with(team, [(of, &mut *out)], x, ints)?,
-                    (None, Weights::Fused(part)) => part.product(team, x, scratch, out)?,
-                    _ => unreachable!("a packed layer has a part of a matrix or the whole of it"),
+                if refined {
+                    matmul_refined_with(team, of, x, ints, out)?;
+                } else {
+                    matmul_together_with(team, [(of, &mut *out)], x, ints)?;
                 }
             }
         }
@@ -553,14 +550,14 @@ impl Linear {
         Some(rows?.at(precision))
     }
 
-    /// Packed weights as products take them. `None` for others, and for rows of a shared matrix
-    /// that do not begin with a strip.
+    /// Packed weights as products take them, `None` for others.
     fn operand(&self, precision: Precision) -> Option<Operand<'_>> {
         match &self.weights {
             Weights::Dense(..) | Weights::Stored(_) => None,
             Weights::Packed(matrix) => Some(Operand::Rows(RowsOf::all(matrix).at(precision))),
             Weights::Fused(part) => {
-                Some(Operand::Rows(RowsOf::new(&part.whole, part.rows.clone())?.at(precision)))
+                let rows = RowsOf::new(&part.whole, part.rows.clone()).expect("a layer begins with a strip");
+                Some(Operand::Rows(rows.at(precision)))
             }
             Weights::Banded(of) => Some(Operand::Banded(of, precision)),
         }
@@ -606,20 +603,21 @@ impl Linear {
         scratch: &mut LinearScratch,
         mut outs: [&mut [f32]; N],
     ) -> Result<(), ShapeError> {
-        let precision = scratch.precision;
-        let operands = layers.map(|layer| layer.operand(precision));
-        for ((layer, operand), out) in layers.iter().zip(&operands).zip(&mut outs) {
-            match operand {
-                Some(_) => layer.observe(team, x),
-                None => layer.apply_with(team, x, scratch, out)?,
+        for (layer, out) in layers.iter().zip(&mut outs) {
+            if layer.is_quantized() {
+                layer.observe(team, x);
+                scratch.quantize(x, layer.shape().cols)?;
+            } else {
+                layer.apply_with(team, x, scratch, out)?;
             }
         }
-        if let Some(of) = operands.iter().position(Option::is_some) {
-            scratch.quantize(x, layers[of].shape().cols)?;
-            let packed = operands.into_iter().zip(&mut outs).filter_map(|(of, out)| Some((of?, &mut **out)));
+        if layers.iter().any(|layer| layer.is_quantized()) {
+            let precision = scratch.precision;
+            let packed = layers.iter().zip(&mut outs);
+            let packed = packed.filter_map(|(layer, out)| Some((layer.operand(precision)?, &mut **out)));
             matmul_together_with(team, packed, x, &mut scratch.activations)?;
         }
-        for (layer, out) in layers.iter().zip(outs).filter(|(layer, _)| layer.operand(precision).is_some()) {
+        for (layer, out) in layers.iter().zip(outs).filter(|(layer, _)| layer.is_quantized()) {
             layer.add_bias(out);
         }
         Ok(())
@@ -722,27 +720,6 @@ fn block_product(vectors: &Vectors, weights: &[f32], x: &[f32], tokens: usize, o
         for ((out, sums), x) in out.iter_mut().zip(sums).zip(x.chunks_exact(cols)) {
             *out = finish(*sums, &weights[whole..], &x[whole..]);
         }
-    }
-}
-
-impl Fused {
-    /// These rows of the product of the whole shared matrix with `x`.
-    fn product(
-        &self,
-        team: &Team<'_>,
-        x: &[f32],
-        scratch: &mut LinearScratch,
-        out: &mut [f32],
-    ) -> Result<(), ShapeError> {
-        let shape = self.whole.shape();
-        let len = x.len() / shape.cols * shape.rows;
-        scratch.room(len);
-        let rows = RowsOf::all(&self.whole).at(scratch.precision);
-        matmul_rows_with(team, rows, x, &mut scratch.activations, &mut scratch.fused[..len])?;
-        for (out, all) in out.chunks_exact_mut(self.rows.len()).zip(scratch.fused.chunks_exact(shape.rows)) {
-            out.copy_from_slice(&all[self.rows.clone()]);
-        }
-        Ok(())
     }
 }
 
