@@ -4,14 +4,19 @@
 #![expect(clippy::print_stderr, reason = "measured numbers beside their bounds")]
 
 use fracbit::{
-    CalibrateOptions, Calibration, EvalOptions, Evaluation, Opened, PlanOptions, QuantizeOptions, Quiet,
-    Target, calibrate, evaluate, quantize,
+    CalibrateOptions, Calibration, Dealt, Error, EvalOptions, Evaluation, Job, Opened, PlanOptions,
+    QuantizeOptions, Quiet, Target, Worker, calibrate, evaluate, quantize,
 };
 use fracbit_kernels::{Vectors, with_team};
 use fracbit_model::{BlockInput, FloatId, LayerLinear, LinearId, Model, Place, RotationMode};
 use fracbit_quant::{CrossMoments, Hessian, Moments, Quantized, Rounders, Rounding, quantize_with};
 use fracbit_tests::{Parts, Source, Stored, backends, demo_model, files, relative, scheme, shared, stories};
-use std::{fs, path::Path, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::Path,
+    sync::{Arc, Mutex},
+};
 
 fn calibrated(model: &Path, text: &str, options: &EvalOptions, tokens: usize, out: &Path) -> Calibration {
     let opened = Opened::new(model).expect("a model");
@@ -255,4 +260,81 @@ fn in_sequence_no_architecture_loses_more_than_at_once() {
         eprintln!("{name}: logits off by {at_once:.4} at once, {in_sequence:.4} in sequence");
         assert!(in_sequence < 1.2 * at_once, "{name}: {in_sequence} in sequence, {at_once} at once");
     }
+}
+
+/// A cluster of one worker in this process, which may lose hidden states and fail at a part.
+#[derive(Debug, Default)]
+struct OneWorker {
+    begun: Mutex<Option<(Worker, usize)>>,
+    behind: Mutex<BTreeMap<usize, Vec<u8>>>,
+    forgets: bool,
+    fails_at: Option<usize>,
+    damages: bool,
+}
+
+impl Dealt for OneWorker {
+    fn begin(&self, job: &Job, _: usize, _: usize) -> Result<(), Error> {
+        let job = Job::from_json(&job.to_json()).expect("what was written");
+        let stride = job.stride().expect("blocks follow one another");
+        *self.begun.lock().expect("no panic before") = Some((Worker::new(&job)?, stride));
+        Ok(())
+    }
+
+    fn take(&self, index: usize) -> Result<Vec<u8>, Error> {
+        if self.fails_at == Some(index) {
+            return Err(Error::Dealt { rule: "the worker is gone".to_owned() });
+        }
+        let begun = self.begun.lock().expect("no panic before");
+        let (worker, stride) = begun.as_ref().expect("begun");
+        let mut kept = self.behind.lock().expect("no panic before");
+        let before = index.checked_sub(*stride).and_then(|before| kept.remove(&before));
+        let before = before.filter(|_| !self.forgets).unwrap_or_default();
+        let (mut part, behind) = worker.make(index, &before)?;
+        kept.insert(index, behind);
+        if self.damages {
+            part[100] ^= 1;
+        }
+        Ok(part)
+    }
+}
+
+#[test]
+fn a_calibration_has_the_same_bytes_whoever_collects_its_shards() {
+    let temp = tempfile::tempdir().expect("a directory");
+    let opened = Opened::new(&demo_model()).expect("a model");
+    // Two shards.
+    let (stories, _) = stories();
+    let text = stories.repeat(1 + 120_000 / stories.len());
+    let calibrate = |name: &str, dealt: Option<OneWorker>, resume| {
+        let options = CalibrateOptions {
+            length: Some(128),
+            resume,
+            dealt: dealt.map(|dealt| Arc::new(dealt) as Arc<dyn Dealt>),
+            ..CalibrateOptions::new(17_000)
+        };
+        let out = temp.path().join(name);
+        calibrate(&opened, Some((&text, Path::new("text"))), &out, &options, &Quiet).map(|info| {
+            assert!(info.tokens > 16_384, "{} tokens", info.tokens);
+            files(&out)
+        })
+    };
+    let alone = calibrate("alone", None, false).expect("a good text");
+    let dealt = |worker| calibrate("dealt", Some(worker), false);
+    assert_eq!(dealt(OneWorker::default()).expect("a good worker"), alone);
+    fs::remove_dir_all(temp.path().join("dealt")).expect("it is there");
+    let forgetful = OneWorker { forgets: true, ..OneWorker::default() };
+    assert_eq!(dealt(forgetful).expect("a worker that runs all blocks again"), alone);
+    fs::remove_dir_all(temp.path().join("dealt")).expect("it is there");
+
+    // Begun with a cluster that is lost in block 1, continued without; and the other way round.
+    let lost = |worker| calibrate("lost", Some(worker), false).expect_err("the worker is gone");
+    assert!(lost(OneWorker { fails_at: Some(3), ..OneWorker::default() }).to_string().contains("gone"));
+    assert!(!temp.path().join("lost").exists(), "nothing under the final name");
+    assert_eq!(calibrate("lost", None, true).expect("it goes on"), alone);
+    fs::remove_dir_all(temp.path().join("lost")).expect("it is there");
+    lost(OneWorker { fails_at: Some(3), ..OneWorker::default() });
+    assert_eq!(calibrate("lost", Some(OneWorker::default()), true).expect("it goes on"), alone);
+
+    let damaged = dealt(OneWorker { damages: true, ..OneWorker::default() }).expect_err("a bit is another");
+    assert!(damaged.to_string().contains("part 0 came back damaged"), "{damaged}");
 }

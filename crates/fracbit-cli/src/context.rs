@@ -1,6 +1,7 @@
 //! What every command gets: a place for results and a place for progress.
 
 use crate::{Cluster, Listener, failure::Failure, progress::Reporter};
+use fracbit::Dealt;
 use serde::Serialize;
 use std::{
     io::{self, BufWriter, Write},
@@ -13,7 +14,7 @@ pub(crate) struct Context {
     pub(crate) out: Out,
     /// Progress and notes.
     pub(crate) progress: Reporter,
-    /// Who rounds matrices for `--ray`.
+    /// Who works for `--ray`.
     pub(crate) cluster: Option<Cluster>,
 }
 
@@ -24,6 +25,16 @@ impl Context {
             progress: Reporter::new(quiet),
             cluster: None,
         }
+    }
+
+    /// The cluster of an address.
+    pub(crate) fn dealt(&self, address: &str) -> Result<Arc<dyn Dealt>, Failure> {
+        let Some(cluster) = &self.cluster else {
+            let rule = "is of the Python package, and this is the program alone".to_owned();
+            let refused = Failure::from(fracbit::Error::Option { option: "--ray", rule });
+            return Err(refused.hint("pip install 'fracbit[ray]' brings a `fracbit` that can"));
+        };
+        Ok(cluster(address))
     }
 
     /// For a program: results are kept, progress and notes go to `listener`.

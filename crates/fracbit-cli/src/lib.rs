@@ -41,7 +41,7 @@ use std::{ffi::OsString, io, path::Path, sync::Arc};
 /// Whom a command tells how far it is, in place of standard error.
 pub type Listener = Arc<dyn Progress + Send + Sync>;
 
-/// Who rounds matrices for `quantize --ray ADDRESS`, by the address.
+/// Who works for `--ray ADDRESS`, by the address.
 pub type Cluster = Arc<dyn Fn(&str) -> Arc<dyn Dealt> + Send + Sync>;
 
 /// Runs the program: `args` are those of the process, with its name.
@@ -49,7 +49,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> Exit {
     main_with(args, None)
 }
 
-/// [`main`] where matrices can be dealt to a cluster.
+/// [`main`] where work can be dealt to a cluster.
 pub fn main_with(args: impl IntoIterator<Item = OsString>, cluster: Option<Cluster>) -> Exit {
     let cli = match cli::Cli::try_parse_from(args) {
         Ok(cli) => cli,
@@ -98,7 +98,7 @@ pub fn call(args: impl IntoIterator<Item = OsString>, listener: Listener) -> Res
     call_with(args, listener, None)
 }
 
-/// [`call`] where matrices can be dealt to a cluster.
+/// [`call`] where work can be dealt to a cluster.
 ///
 /// # Errors
 /// As for [`call`].

@@ -1,59 +1,80 @@
-//! Matrices of one plan rounded by many processes, with the bytes of one.
+//! Work of one command done by many processes, with the bytes of one.
 //!
 //! A matrix that is rounded for itself, without a calibration or for the moments of one, depends on
-//! nothing but the checkpoint, the plan and the calibration. So it can be made anywhere: a [`Job`]
-//! says all that decides its bytes, a [`Worker`] makes the matrix of an index from it, a [`Part`]
-//! carries it back as bytes with a checksum. [`crate::quantize_in`] asks [`Dealt`] for the parts in
-//! the order of the directory and writes them as it writes its own, so that directory, journal and
-//! `resume` are the same whoever rounded.
+//! nothing but the checkpoint, the plan and the calibration. So it can be made anywhere; and the
+//! moments of a calibration are sums over shards of its text, each of which can be collected
+//! anywhere. A [`Job`] says all that decides the bytes, a [`crate::Worker`] makes the part of an
+//! index from it, a [`Part`] carries it back as bytes with a checksum. [`crate::quantize_in`] and
+//! [`crate::calibrate()`] ask [`Dealt`] for the parts in the order of the directory and write them
+//! as they write their own, so that directory, journal and `resume` are the same whoever made them.
 //!
 //! Sequential quantization is not dealt: each block is rounded for what the blocks before it give.
 //!
 //! Files are not carried: workers see checkpoint and calibration under the same paths. They refuse
-//! another calibration by its digest, another checkpoint by its names and shapes, and a part says
-//! what numbers it was made of, which should be those that are here.
+//! another calibration by its digest, another checkpoint by its names and shapes, and a matrix says
+//! what numbers it was made of, which should be those that are here; moments are collected of a
+//! checkpoint with the same hash alone.
 
-use crate::{
-    Calibration, groups,
-    matrices::{Rounds, f32_bytes},
-    smoothing,
-};
-use fracbit_base::Scheme;
-use fracbit_format::Codebook;
-use fracbit_load::{Error, Opened, Quiet};
+use fracbit_load::Error;
 use fracbit_model::{LinearId, WeightSource};
-use fracbit_plan::{Plan, plan::Inventory};
-use fracbit_quant::{Effort, Rounders};
+use fracbit_plan::Plan;
+use fracbit_quant::Effort;
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::BTreeMap,
     fmt::Debug,
     path::{Path, PathBuf},
-    sync::Arc,
 };
+
+/// What workers have to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Job {
+    /// Version of this program: others may work otherwise.
+    pub(crate) version: String,
+    /// The checkpoint.
+    pub(crate) model: PathBuf,
+    pub(crate) work: Work,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Work {
+    /// A part is a matrix of a plan.
+    Round(Box<RoundJob>),
+    /// A part is a shard of the text at a block.
+    Collect(CollectJob),
+}
 
 /// What decides the bytes of every matrix.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Job {
-    /// Version of this program: others may round otherwise.
-    pub version: String,
-    /// The checkpoint.
-    pub model: PathBuf,
+pub(crate) struct RoundJob {
     /// The plan.
-    pub plan: Plan,
-    /// Directory of the input moments.
-    pub calibration: Option<PathBuf>,
-    /// Their digest.
-    pub calibration_digest: Option<String>,
+    pub(crate) plan: Plan,
+    /// Directory of the input moments, and their digest.
+    pub(crate) calibration: Option<(PathBuf, String)>,
     /// How thoroughly codes are searched.
-    pub effort: String,
+    pub(crate) effort: String,
     /// Bytes of trained codebooks.
-    pub codebook_bytes: usize,
+    pub(crate) codebook_bytes: usize,
 }
 
-/// Makes the matrices of a job elsewhere.
+/// What decides the bytes of every shard's moments.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct CollectJob {
+    /// Content hash of the checkpoint.
+    pub(crate) source_hash: String,
+    /// The text: tokens of all sequences, one behind the other.
+    pub(crate) tokens: Vec<u32>,
+    /// Tokens of each.
+    pub(crate) lengths: Vec<u32>,
+    /// What moments are summed with.
+    pub(crate) instructions: String,
+    /// How many shards there are.
+    pub(crate) shards: usize,
+}
+
+/// Makes the parts of a job elsewhere.
 pub trait Dealt: Debug + Send + Sync {
-    /// Begins with the matrix `first` of `count`.
+    /// Begins with part `first` of `count`.
     ///
     /// # Errors
     /// When nobody can make them.
@@ -67,7 +88,7 @@ pub trait Dealt: Debug + Send + Sync {
 }
 
 /// A refusal of the dealing itself.
-fn bad(rule: impl Into<String>) -> Error {
+pub(crate) fn bad(rule: impl Into<String>) -> Error {
     Error::Dealt { rule: rule.into() }
 }
 
@@ -86,110 +107,58 @@ impl Job {
         serde_json::from_str(text)
     }
 
-    /// The job of a run.
-    pub(crate) fn new(
+    /// The rounding of a plan's matrices, with the moments of a directory, which has this digest.
+    pub(crate) fn rounding(
         source: &WeightSource,
         plan: &Plan,
-        calibration: Option<&Calibration>,
+        calibration: Option<(&Path, &str)>,
         effort: Effort,
         codebook_bytes: usize,
     ) -> Result<Self, Error> {
-        let whole =
-            |path: &Path| std::path::absolute(path).map_err(|e| bad(format!("`{}`: {e}", path.display())));
-        Ok(Self {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            model: whole(source.checkpoint().path())?,
+        let calibration = calibration.map(|(dir, digest)| Ok::<_, Error>((whole(dir)?, digest.to_owned())));
+        let job = RoundJob {
             plan: plan.clone(),
-            calibration: calibration.map(|c| whole(c.path())).transpose()?,
-            calibration_digest: calibration.map(|c| c.digest().to_owned()),
+            calibration: calibration.transpose()?,
             effort: effort.name().to_owned(),
             codebook_bytes,
-        })
-    }
-}
-
-/// A process that makes matrices of a job.
-#[derive(Debug)]
-pub struct Worker {
-    source: WeightSource,
-    plan: Plan,
-    inventory: Inventory,
-    rounders: Rounders,
-    codebooks: BTreeMap<Scheme, Codebook>,
-    calibration: Option<Arc<Calibration>>,
-}
-
-impl Worker {
-    /// Opens what the job names.
-    ///
-    /// # Errors
-    /// When it is of another version, or the files here are others than those that it was made
-    /// for; and when they cannot be read.
-    pub fn new(job: &Job) -> Result<Self, Error> {
-        let version = env!("CARGO_PKG_VERSION");
-        if job.version != version {
-            return Err(bad(format!("the job is of fracbit {}, this worker of {version}", job.version)));
-        }
-        let effort: Effort = job.effort.parse().map_err(|e| bad(format!("effort: {e}")))?;
-        let opened = Opened::new(&job.model)?;
-        let calibration = job.calibration.as_ref().map(|dir| Calibration::open(dir)).transpose()?;
-        let digest = calibration.as_ref().map(|c| c.digest().to_owned());
-        if digest != job.calibration_digest {
-            let path = job.calibration.as_deref().unwrap_or(&job.model).display();
-            return Err(bad(format!("`{path}` is another calibration on this machine")));
-        }
-        let (mut plan, calibration) = (job.plan.clone(), calibration.map(Arc::new));
-        let inventory = Inventory::of(&opened.checkpoint, &opened.config, plan.rotation);
-        plan.fit_to(&inventory)?;
-        let inventory = inventory.with_bands(&plan.bands)?.into_owned();
-        let known = calibration.as_deref();
-        let source =
-            smoothing::planned_source(&opened, plan.rotation, plan.seed, plan.smoothing, known, &Quiet)?;
-        let given = BTreeMap::new();
-        let codebooks = groups::train(&source, &plan, &given, known, job.codebook_bytes, &Quiet)?;
-        let rounders = Rounders::new(effort);
-        Ok(Self { source, plan, inventory, rounders, codebooks, calibration })
-    }
-
-    /// Makes the matrix of an index of the plan: the bytes of a [`Part`].
-    ///
-    /// # Errors
-    /// When there is no such matrix, or it cannot be read or rounded; the message names it.
-    pub fn make(&self, index: usize) -> Result<Vec<u8>, Error> {
-        let (Some(matrix), Some(layer)) = (self.inventory.matrices.get(index), self.plan.layers.get(index))
-        else {
-            return Err(bad(format!("the plan has {} matrices, got {index}", self.plan.layers.len())));
         };
-        let mut rounds = Rounds {
-            source: &self.source,
-            plan: &self.plan,
-            progress: &Quiet,
-            rounders: &self.rounders,
-            codebooks: &self.codebooks,
-            moments: None,
-        };
-        if let Some(calibration) = &self.calibration {
-            rounds.calibrated(calibration, matrix.id)?;
+        Self::new(source, Work::Round(Box::new(job)))
+    }
+
+    /// The collection of moments.
+    pub(crate) fn collecting(source: &WeightSource, job: CollectJob) -> Result<Self, Error> {
+        Self::new(source, Work::Collect(job))
+    }
+
+    fn new(source: &WeightSource, work: Work) -> Result<Self, Error> {
+        let model = whole(source.checkpoint().path())?;
+        Ok(Self { version: env!("CARGO_PKG_VERSION").to_owned(), model, work })
+    }
+
+    /// How many parts stand between one and the part that goes on where it ended, if any does: a
+    /// shard at the next block.
+    #[must_use]
+    pub fn stride(&self) -> Option<usize> {
+        match &self.work {
+            Work::Round(_) => None,
+            Work::Collect(job) => Some(job.shards),
         }
-        let made = rounds.make(matrix.id, layer, None)?;
-        let mut tensors = Vec::new();
-        made.tensors(matrix.id, layer, |name, bytes| {
-            tensors.push((name, bytes.to_vec()));
-            Ok(())
-        })?;
-        let source = digest(&self.source, matrix.id)?;
-        Ok(Part { index, relative_error: made.report.relative_error, source, tensors }.to_bytes())
     }
 }
 
-/// A matrix that was made elsewhere.
+/// A path that does not depend on where a process stands.
+fn whole(path: &Path) -> Result<PathBuf, Error> {
+    std::path::absolute(path).map_err(|e| bad(format!("`{}`: {e}", path.display())))
+}
+
+/// A matrix, or the moments of a shard, that was made elsewhere.
 #[derive(Debug, PartialEq)]
 pub struct Part {
-    /// Its place in the plan.
+    /// Its place in the job.
     pub index: usize,
-    /// Measured `|W - W'|^2 / |W|^2`.
+    /// Measured `|W - W'|^2 / |W|^2`; of moments 0.
     pub relative_error: f64,
-    /// Hash of the numbers that it was made of.
+    /// Hash of the numbers that a matrix was made of.
     pub source: String,
     /// Its tensors in the order of the file.
     pub tensors: Vec<(String, Vec<u8>)>,
@@ -211,8 +180,9 @@ pub(crate) fn digest(source: &WeightSource, id: LinearId) -> Result<String, Erro
     for name in source.weight_names(id) {
         hasher.update_rayon(source.checkpoint().tensor(&name)?.bytes);
     }
-    hasher.update(&f32_bytes(&source.bias(id)?.unwrap_or_default()));
-    hasher.update(&f32_bytes(&source.columns(id)?.unwrap_or_default()));
+    for floats in [source.bias(id)?, source.columns(id)?].into_iter().flatten() {
+        floats.iter().for_each(|v| _ = hasher.update(&v.to_le_bytes()));
+    }
     Ok(hasher.finalize().to_hex().to_string())
 }
 
@@ -260,7 +230,7 @@ impl Part {
     /// # Errors
     /// When a byte is another than was written, or some are missing.
     pub fn from_bytes(bytes: &[u8], index: usize) -> Result<Self, Error> {
-        let damaged = || bad(format!("matrix {index} came back damaged from its worker"));
+        let damaged = || bad(format!("part {index} came back damaged from its worker"));
         let (sum, rest) = bytes.split_at_checked(SUM).ok_or_else(damaged)?;
         if blake3::hash(rest).as_bytes() != sum {
             return Err(damaged());
@@ -270,7 +240,7 @@ impl Part {
         let (head, mut rest) = rest.split_at_checked(len).ok_or_else(damaged)?;
         let head: Head = serde_json::from_slice(head).map_err(|_| damaged())?;
         if head.index != index {
-            return Err(bad(format!("asked for matrix {index}, got {}", head.index)));
+            return Err(bad(format!("asked for part {index}, got {}", head.index)));
         }
         let mut tensors = Vec::with_capacity(head.tensors.len());
         for (name, len) in head.tensors {

@@ -124,7 +124,9 @@ fn memory_of(
     tokens: usize,
     written: bool,
 ) -> Bytes {
-    let calibrating = calibrate::memory(&opened.config, length(opened, written), written);
+    let calibrating =
+        CalibrateOptions { length: Some(length(opened, written)), ..CalibrateOptions::new(tokens) };
+    let calibrating = calibrate::memory(&opened.config, &calibrating, written);
     let Some((scheme, model)) = foreseen else { return calibrating };
     let tuning = tune::memory(&opened.config, model, tokens);
     let largest = inventory.matrices.iter().map(|m| m.shape.len() as u64).max().unwrap_or(0);

@@ -16,10 +16,11 @@ mod sequential;
 pub mod smoothing;
 pub mod synth;
 pub mod tune;
+mod worker;
 
 pub use calibrate::{CalibrateOptions, Calibration, calibrate};
 pub use compress::{CalibrationText, CompressOptions, compress};
-pub use deal::{Dealt, Job, Part, Worker};
+pub use deal::{Dealt, Job, Part};
 pub use device::rounders_on;
 pub use learn::{LearnOptions, Learned, learn};
 pub use matrices::LayerReport;
@@ -27,3 +28,4 @@ pub use quantize::{MemoryEstimate, QuantizeOptions, QuantizeReport, beside_tenso
 pub use sensitivity::Protocol;
 pub use synth::{SynthOptions, synthesize};
 pub use tune::{TuneOptions, TuneReport};
+pub use worker::Worker;

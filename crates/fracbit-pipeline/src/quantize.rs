@@ -326,7 +326,8 @@ pub fn quantize_in(
         (calibration, Some(dealt)) => {
             let (first, effort) = (layers.len(), options.rounders.effort());
             let bytes = options.codebook_bytes.unwrap_or(USUAL_CODEBOOK_BYTES);
-            let job = Job::new(source, &plan, calibration.as_deref(), effort, bytes)?;
+            let calibration = calibration.as_ref().map(|c| (c.path(), c.digest()));
+            let job = Job::rounding(source, &plan, calibration, effort, bytes)?;
             dealt.begin(&job, first, todo.len())?;
             for (index, (id, layer)) in todo.iter().enumerate().skip(first) {
                 let part = Part::take(&**dealt, (source, *id), index)?;

@@ -160,7 +160,7 @@ impl Streams<'_> {
                 }
             }
         }
-        self.quantized.through(&quantized.block, &fracbit_load::Quiet)?;
+        self.quantized.through(&quantized.block, &fracbit_load::Quiet, |_| Ok(()))?;
         Ok(reports)
     }
 

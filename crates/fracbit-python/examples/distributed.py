@@ -1,7 +1,8 @@
-"""How long `quantize --ray` takes for a model of 405 billion weights: a simulation of its dealer.
+"""How long `calibrate --ray` and `quantize --ray` take for a model of 405 billion weights: a
+simulation of their dealer.
 
-The machines are assumptions, written down here; the rate of rounding was measured. `python
-distributed.py` prints the table of `docs/distributed.md`, which the tests compare with it.
+The machines are assumptions, written down here; the rates of a core were measured. `python
+distributed.py` prints the tables of `docs/distributed.md`, which the tests compare with it.
 """
 
 import heapq
@@ -12,6 +13,7 @@ WIDTH, INNER, KEYS, BLOCKS, WORDS = 16_384, 53_248, 1_024, 126, 128_256
 STORED = 2  # bytes of a weight in the checkpoint
 BITS = 3.125  # of a weight that is quantized, scales among them
 AHEAD = 2  # tasks for each worker, as in `fracbit._ray`
+TOKENS, SHARD = 262_144, 16_384  # of a calibration and of a shard of its text, as by default
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,9 @@ class Machine:
     # Weights that a core rounds in a second: 1.84 M are searched, `tcq-3`, `balanced`, one core of
     # Zen 4 (docs/quality.md); of a whole run that is 0.68, as of the one in docs/perf.md.
     rate: float = 0.68 * 1.84e6
+    # Operations of a core in a second of `calibrate`: 32 768 tokens of SmolLM2-135M in 110 s on two
+    # cores with AMX, products of weights and sums of moments counted alone.
+    flops: float = 46e9
     # Bytes in a second: of a network card (25 Gbit/s), and of a hash by 64 cores.
     link: float = 3.1e9
     hash: float = 30e9
@@ -76,6 +81,40 @@ def simulate(workers, machine=Machine()):
     )
 
 
+def calibrate(workers, machine=Machine()):
+    """Deals shards of a text, block by block: a task reads the block, runs its shard through it,
+    collects and sends the sums; it waits for the shard's task at the block before. The head takes
+    the sums in order and adds them up."""
+    inputs = 3 * WIDTH**2 + INNER**2  # entries of the moments of a block's four inputs
+    weights = 2 * WIDTH**2 + 2 * KEYS * WIDTH + 3 * WIDTH * INNER
+    working = SHARD * (2 * weights + inputs) / (machine.flops * machine.cores)
+    sums = 8 * inputs / 2
+    shards = TOKENS // SHARD
+    start = 2 * STORED * sum(matrices()) / min(machine.link, machine.hash)
+    free, behind = [start] * workers, [start] * shards
+    heapq.heapify(free)
+    head, begun, ready, busy = start, 0, {}, 0.0
+    for index in range(BLOCKS * shards):
+        while begun < min(index + AHEAD * workers, BLOCKS * shards):
+            shard = begun % shards
+            # Hidden states come from another machine, if the worst comes to the worst.
+            moved = 4 * SHARD * WIDTH / machine.link
+            at = max(heapq.heappop(free), head, behind[shard])
+            behind[shard] = at + moved + STORED * weights / machine.link + working
+            busy += working
+            heapq.heappush(free, behind[shard])
+            ready[begun] = behind[shard] + sums / machine.link
+            begun += 1
+        head = max(head + sums / machine.link, ready.pop(index))
+    return Plan(
+        workers=workers,
+        hours=head / 3600,
+        busy=busy / (workers * (head - start)),
+        read=STORED * ((shards + 1) * BLOCKS * weights + sum(matrices())),
+        back=sums * BLOCKS * shards,
+    )
+
+
 def memory(machine=Machine()):
     """Bytes of a worker beside the mapped checkpoint: the largest matrix and its decoded copy in
     f32, its codes, and 6 MiB of tables for each core."""
@@ -99,5 +138,21 @@ def table():
     return "\n".join(lines)
 
 
+def calibration_table():
+    """The table of the documentation for `calibrate`."""
+    lines = ["| workers | hours | running the text, share of their time |", "| --- | --- | --- |"]
+    for workers in (1, 4, 16):
+        plan = calibrate(workers)
+        lines.append(f"| {workers} | {plan.hours:.1f} | {plan.busy:.0%} |")
+    plan, inputs = calibrate(1), 3 * WIDTH**2 + INNER**2
+    lines += [
+        "",
+        f"{TOKENS // SHARD} shards of {SHARD} tokens; read {plan.read / 1e12:.1f} TB; sent back "
+        f"{plan.back / 1e12:.0f} TB, {8e-9 * inputs / 2:.1f} GB for a shard of a block; memory of "
+        f"the command {1e-9 * 2 * 8 * inputs:.0f} GB for sums, of a worker half of it.",
+    ]
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    print(table())
+    print(calibration_table(), table(), sep="\n\n")

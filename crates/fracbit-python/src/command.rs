@@ -17,8 +17,8 @@ use std::{
 
 /// Run one command, such as `["inspect", "--json", "small"]`, and return what it would print.
 ///
-/// `progress` is None, True or a function. `cluster` makes of an address what rounds matrices for
-/// `quantize --ray`. Errors are exceptions with the text of the command.
+/// `progress` is None, True or a function. `cluster` makes of an address what deals the work of
+/// `--ray`. Errors are exceptions with the text of the command.
 #[pyfunction]
 #[pyo3(signature = (args, progress=None, cluster=None))]
 pub(crate) fn command(
@@ -48,7 +48,7 @@ fn dealing(made_by: Py<PyAny>) -> Cluster {
     })
 }
 
-/// What deals matrices in Python: `begin(job, first, count)`, `take(index)`, `end()`.
+/// What deals parts in Python: `begin(job, first, count, stride)`, `take(index)`, `end()`.
 #[derive(Debug)]
 struct Dealer {
     address: String,
@@ -75,7 +75,9 @@ impl Dealer {
 
 impl Dealt for Dealer {
     fn begin(&self, job: &Job, first: usize, count: usize) -> Result<(), Error> {
-        self.call(|dealer| dealer.call_method1("begin", (job.to_json(), first, count)).map(drop))
+        self.call(|dealer| {
+            dealer.call_method1("begin", (job.to_json(), first, count, job.stride())).map(drop)
+        })
     }
 
     fn take(&self, index: usize) -> Result<Vec<u8>, Error> {
@@ -113,10 +115,18 @@ fn worker(job: String) -> Refused<Arc<Worker>> {
     Ok(worker)
 }
 
-/// Make one matrix of a job that `quantize --ray` deals; the worker is kept for the next.
+/// Make one part of a job that `--ray` deals, and what the part one stride behind it goes on from,
+/// which it is given as `before`; the worker is kept for the next.
 #[pyfunction]
-pub(crate) fn make_part<'py>(py: Python<'py>, job: String, index: usize) -> PyResult<Bound<'py, PyBytes>> {
-    let made = py.detach(|| -> Refused<_> { Ok(worker(job)?.make(index)?) });
-    let made: Vec<u8> = made.map_err(|refusal| raise(py, &refusal))?;
-    Ok(PyBytes::new(py, &made))
+#[pyo3(signature = (job, index, before=None))]
+pub(crate) fn make_part<'py>(
+    py: Python<'py>,
+    job: String,
+    index: usize,
+    before: Option<&[u8]>,
+) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
+    let before = before.unwrap_or_default();
+    let made = py.detach(|| -> Refused<_> { Ok(worker(job)?.make(index, before)?) });
+    let (part, behind) = made.map_err(|refusal| raise(py, &refusal))?;
+    Ok((PyBytes::new(py, &part), PyBytes::new(py, &behind)))
 }

@@ -45,6 +45,8 @@ class Package(unittest.TestCase):
                     "demo": DEMO,
                     "stories": STORIES,
                     "out": Path(home, "out"),
+                    "stats": Path(home, "stats"),
+                    "Path": Path,
                 }
                 runner.run(parser.get_doctest(thing.__doc__ or "", names, name, None, None))
             page = (REPOSITORY / "docs/python.md").read_text()

@@ -1,4 +1,4 @@
-"""Matrices dealt to a cluster of Ray. Needs ray, as `fracbit[ray]` brings it; without it all is
+"""Work dealt to a cluster of Ray. Needs ray, as `fracbit[ray]` brings it; without it all is
 skipped, and says so.
 
 The cluster is three machines of Ray on this one, with a processor each.
@@ -85,12 +85,12 @@ class Dealt(unittest.TestCase):
         fracbit.quantize(DEMO, out, ray=self.cluster.address, **HOW, **more)
         return out
 
-    def killed(self, marks, at=5):
+    def killed(self, marks, at=5, what="quantizing"):
         """A progress that kills a process of the cluster, once, in the middle."""
         done = []
 
-        def progress(count, total, what):
-            if what == "quantizing" and count * at > total and not done:
+        def progress(count, total, doing):
+            if doing == what and count * at > total and not done:
                 found = [pid for pid, line in descendants(os.getpid()) if marks in line]
                 if found:
                     os.kill(found[0], signal.SIGKILL)
@@ -119,6 +119,49 @@ class Dealt(unittest.TestCase):
         fracbit.quantize(DEMO, self.home / "calibrated", **how)
         fracbit.quantize(DEMO, self.home / "dealt", ray=self.cluster.address, **how)
         self.assertEqual(contents(self.home / "dealt"), contents(self.home / "calibrated"))
+
+    def calibrate(self, name, **more):
+        out = self.home / name
+        text = self.home / "long.txt"
+        stories = (DEMO / "stories.txt").read_text()
+        text.write_text(stories * (1 + 130_000 // len(stories)))
+        return fracbit.calibrate(DEMO, out, text, tokens=34_000, ctx=128, **more)
+
+    def test_calibrations_have_the_bytes_of_one_process(self):
+        """Three shards: on one, two and three workers, with one killed in the middle, with a
+        machine lost and its hidden states, and stopped and continued with the cluster and
+        without."""
+        self.assertGreater(self.calibrate("by-itself").tokens, 32_768)
+        alone = contents(self.home / "by-itself")
+        for workers in (1, 2, 3):
+            self.grow(workers)
+            self.calibrate(f"shards-{workers}", ray=self.cluster.address)
+            self.assertEqual(contents(self.home / f"shards-{workers}"), alone, workers)
+        progress, done = self.killed("ray::_make", what="calibrating")
+        self.calibrate("shards-killed", ray=self.cluster.address, progress=progress)
+        self.assertEqual(contents(self.home / "shards-killed"), alone)
+        self.assertTrue(done, "one was killed")
+        lost = []
+
+        def lose(count, total, what):
+            if what == "calibrating" and 5 * count > total and not lost:
+                lost.append(self.nodes.pop())
+                self.cluster.remove_node(lost[0], allow_graceful=False)
+
+        self.calibrate("shards-lost", ray=self.cluster.address, progress=lose)
+        self.assertEqual(contents(self.home / "shards-lost"), alone)
+        self.assertTrue(lost, "one was lost")
+        for name, cluster in (("with-it", self.cluster.address), ("without-it", None)):
+
+            def stop(count, total, what):
+                if what == "calibrating" and 3 * count > total:
+                    raise KeyboardInterrupt
+
+            with self.assertRaises(KeyboardInterrupt):
+                self.calibrate(name, ray=self.cluster.address, progress=stop)
+            self.assertFalse((self.home / name).exists(), "nothing under the final name")
+            self.calibrate(name, ray=cluster, resume=True)
+            self.assertEqual(contents(self.home / name), alone)
 
     def test_a_worker_that_is_killed_is_replaced(self):
         self.grow(3)
@@ -167,7 +210,7 @@ class Dealt(unittest.TestCase):
         killer = threading.Thread(target=kill)
         killer.start()
         try:
-            with self.assertRaisesRegex(fracbit.Error, "was lost 4 times.*--resume"):
+            with self.assertRaisesRegex(fracbit.Error, "part .* was lost 4 times.*--resume"):
                 self.quantize("given-up")
         finally:
             over.set()
@@ -205,12 +248,11 @@ class Alone(unittest.TestCase):
             def __init__(self, address):
                 self.address = address
 
-            def begin(self, job, first, count):
-                self.job = json.loads(job)
+            def begin(self, job, first, count, stride):
                 self.text = job
 
             def take(self, index):
-                return change(_fracbit.make_part(self.text, index))
+                return change(_fracbit.make_part(self.text, index)[0])
 
             def end(self):
                 pass
@@ -228,7 +270,7 @@ class Alone(unittest.TestCase):
             return part[:-1] + bytes([part[-1] ^ 1])
 
         for change in (damaged, lambda part: part[:-1], lambda part: b""):
-            with self.assertRaisesRegex(fracbit.Error, "matrix 0 came back damaged"):
+            with self.assertRaisesRegex(fracbit.Error, "part 0 came back damaged"):
                 self.quantize("damaged", change)
             self.assertFalse((self.home / "damaged").exists())
 
@@ -240,6 +282,7 @@ class Alone(unittest.TestCase):
         spec.loader.exec_module(distributed)
         page = (REPOSITORY / "docs/distributed.md").read_text()
         self.assertIn(distributed.table(), page)
+        self.assertIn(distributed.calibration_table(), page)
         one, four = distributed.simulate(1), distributed.simulate(4)
         self.assertTrue(one.hours / 4.5 < four.hours < one.hours, "more workers take less")
         self.assertAlmostEqual(sum(distributed.matrices()), 405.8e9, delta=0.1e9)

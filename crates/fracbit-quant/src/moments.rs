@@ -71,6 +71,47 @@ impl Moments {
         Ok(())
     }
 
+    /// Channels.
+    #[must_use]
+    pub fn channels(&self) -> usize {
+        self.n
+    }
+
+    /// The sums, as the lower triangle row by row: n (n + 1) / 2 entries.
+    #[must_use]
+    pub fn sums(&self) -> Vec<f64> {
+        let rows = self.sums.chunks(self.n.max(1)).enumerate();
+        rows.flat_map(|(i, row)| &row[..=i]).copied().collect()
+    }
+
+    /// Those of `n` channels whose [`sums`](Self::sums) over so many rows these are.
+    ///
+    /// # Errors
+    /// When there are not n (n + 1) / 2 of them.
+    pub fn of_sums(
+        n: usize,
+        rows: u64,
+        mut triangle: impl ExactSizeIterator<Item = f64>,
+    ) -> Result<Self, ShapeError> {
+        ShapeError::check_len("moments", "triangle", n * (n + 1) / 2, triangle.len())?;
+        let mut sums = vec![0.0; n * n];
+        for (i, row) in sums.chunks_mut(n.max(1)).enumerate() {
+            row[..=i].iter_mut().zip(&mut triangle).for_each(|(sum, v)| *sum = v);
+        }
+        Ok(Self { n, rows, sums })
+    }
+
+    /// Adds the sums and rows of others.
+    ///
+    /// # Errors
+    /// When they have other channels.
+    pub fn merge(&mut self, other: &Self) -> Result<(), ShapeError> {
+        ShapeError::check_len("moments", "channels", self.n, other.n)?;
+        self.sums.iter_mut().zip(&other.sums).for_each(|(sum, other)| *sum += other);
+        self.rows += other.rows;
+        Ok(())
+    }
+
     /// The means, as the lower triangle row by row: n (n + 1) / 2 entries; zeros when there were no
     /// rows.
     #[must_use]
@@ -230,6 +271,17 @@ mod tests {
             };
             let triangle = run(1);
             assert_eq!(triangle, run(3));
+            let sums = |x: &[f32]| {
+                let mut moments = Moments::new(n);
+                moments.add(x).unwrap();
+                Moments::of_sums(n, moments.rows(), moments.sums().into_iter()).unwrap()
+            };
+            let mut merged = sums(&x[..n * (rows / 3)]);
+            merged.merge(&sums(&x[n * (rows / 3)..])).unwrap();
+            assert_eq!(merged.rows(), rows as u64);
+            assert_eq!(triangle.len(), merged.triangle().len());
+            let close = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-5;
+            assert!(triangle.iter().zip(&merged.triangle()).all(close), "sums of two parts");
             let full = square(n, &triangle).unwrap();
             for i in 0..n {
                 for j in 0..n {
@@ -247,6 +299,8 @@ mod tests {
         assert_eq!(cross.means(), [-1.5, 4.25, -1.5, 5.5, -1.5, 6.75]);
         assert!(cross.add(&e[..3], x).is_err());
         assert!(Moments::new(2).add(&[1.0; 3]).is_err());
+        assert!(Moments::new(2).merge(&Moments::new(3)).is_err());
+        assert!(Moments::of_sums(2, 1, [1.0; 4].into_iter()).is_err());
         assert!(square(2, &[1.0; 4]).is_err());
     }
 }

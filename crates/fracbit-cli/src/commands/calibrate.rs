@@ -64,6 +64,10 @@ pub(crate) struct CalibrateArgs {
     /// Continue an interrupted run of the same command.
     #[arg(long)]
     resume: bool,
+    /// Let a cluster of Ray collect them, shard by shard of the text, with the same bytes: `auto`,
+    /// `local` or host:port. Of the Python package alone.
+    #[arg(long, value_name = "ADDRESS")]
+    ray: Option<String>,
     /// Print the document instead of the table.
     #[arg(long)]
     json: bool,
@@ -77,6 +81,8 @@ pub(crate) fn run(args: &CalibrateArgs, context: &mut Context) -> Result<(), Fai
     let text = args.text.as_ref().map(|path| files::read_text(path)).transpose()?;
     let length = args.ctx.unwrap_or(calibrate::length(&source.opened.config));
     let default = if text.is_some() { TOKENS_OF_TEXT } else { calibrate::tokens_written(length) };
+    let dealt = args.ray.as_ref().map(|address| context.dealt(address)).transpose()?;
+    let tokens = args.tokens.unwrap_or(default);
     let options = CalibrateOptions {
         length: args.ctx,
         text: args.how.options(),
@@ -84,10 +90,11 @@ pub(crate) fn run(args: &CalibrateArgs, context: &mut Context) -> Result<(), Fai
         max_memory: args.max_memory,
         force: args.force,
         resume: args.resume,
-        ..CalibrateOptions::new(args.tokens.unwrap_or(default))
+        dealt,
+        ..CalibrateOptions::new(tokens)
     };
     let config = &source.opened.config;
-    let bytes = calibrate::memory(config, length, text.is_none());
+    let bytes = calibrate::memory(config, &options, text.is_none());
     context
         .progress
         .note(&format!("memory: about {bytes} beside the mapped file, for the moments of one block"));

@@ -335,11 +335,7 @@ impl QuantizeArgs {
         if self.device != DeviceName::Cpu {
             return Err(refuse("is for processors: leave out --device"));
         }
-        let Some(cluster) = &context.cluster else {
-            let hint = "pip install 'fracbit[ray]' brings a `fracbit` that can";
-            return Err(refuse("is of the Python package, and this is the program alone").hint(hint));
-        };
-        Ok(Some(cluster(address)))
+        context.dealt(address).map(Some)
     }
 
     /// What searches for codes.

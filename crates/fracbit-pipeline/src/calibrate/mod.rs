@@ -10,20 +10,20 @@
 //! Every finished block is recorded: a run that was killed continues with the next one and ends
 //! with the same bytes.
 
+pub(crate) mod collect;
 mod stream;
 pub(crate) mod written;
 
 pub use stream::Sequences;
 pub(crate) use stream::{Stream, Writer};
 
+use crate::deal::{CollectJob, Dealt, Job, Part};
+use collect::{Collected, Collector};
 use fracbit_base::Bytes;
 use fracbit_format::TILE_COLS;
 use fracbit_io::{Checkpoint, Dtype, MAX_SHARD, OutputDir, Overwrite, Resumable, ShardWriter, TensorSpec};
-use fracbit_kernels::Team;
 use fracbit_load::{Error, EvalOptions, Opened, Progress, evaluate::windows, kernels, require_memory};
-use fracbit_model::{
-    Block, BlockInput, LinearId, Model, Place, Read, RotationMode, WeightSource, block::head_input,
-};
+use fracbit_model::{Block, BlockInput, LinearId, Model, Place, RotationMode, WeightSource};
 use fracbit_plan::{
     bands::{self, Bands},
     sensitivities::Sensitivities,
@@ -33,8 +33,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::{
     collections::BTreeMap,
+    mem,
+    ops::Range,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 /// Version of the calibration document.
@@ -71,6 +73,8 @@ pub struct CalibrateOptions {
     pub force: bool,
     /// Continue an interrupted run.
     pub resume: bool,
+    /// Who collects the moments, if not this process.
+    pub dealt: Option<Arc<dyn Dealt>>,
 }
 
 /// Sequences to calibrate on, unless another number of tokens is asked for.
@@ -106,6 +110,7 @@ impl CalibrateOptions {
             max_memory: None,
             force: false,
             resume: false,
+            dealt: None,
         }
     }
 }
@@ -168,12 +173,17 @@ fn inputs(config: &fracbit_io::ModelConfig) -> impl Iterator<Item = BlockInput> 
 const HEAD_INPUT: &str = "lm_head.moments";
 
 /// Peak memory beside the memory-mapped checkpoint and the scratch file: the moments of a block,
-/// one sequence on its way through it, and the moments on their way to the disk; or the caches of
-/// the sequences that the model writes before.
+/// twice where there are several shards, and a shard's on its way from a worker; one sequence on
+/// its way through it, and the moments on their way to the disk; or the caches of the sequences
+/// that the model writes before, if it does.
 #[must_use]
-pub fn memory(config: &fracbit_io::ModelConfig, length: usize, written: bool) -> Bytes {
+pub fn memory(config: &fracbit_io::ModelConfig, options: &CalibrateOptions, written: bool) -> Bytes {
+    let length = options.length.unwrap_or(self::length(config));
     let (h, q, f) = (config.hidden_size, config.q_dim(), config.intermediate_size);
-    let moments = Moments::memory(h).max(Moments::memory(h) * 2 + Moments::memory(q) + Moments::memory(f));
+    let moments = Moments::memory(h) * 2 + Moments::memory(q) + Moments::memory(f);
+    let several = if options.tokens > collect::SHARD { moments } else { 0 };
+    let sent = if options.dealt.is_some() { moments / 2 } else { 0 };
+    let moments = moments + several + sent;
     let widest = h.max(q).max(f) as u64;
     let sequence =
         4 * (length as u64 * (h as u64 + 2 * config.kv_dim() as u64) + 256 * (4 * h + 2 * q + 2 * f) as u64);
@@ -205,7 +215,7 @@ pub fn calibrate(
         let rule = format!("should be at least 2, got {}", options.tokens);
         return Err(Error::Option { option: "--tokens", rule });
     }
-    let needed = memory(&opened.config, length, text.is_none());
+    let needed = memory(&opened.config, options, text.is_none());
     require_memory("calibration of this model", needed, options.max_memory)?;
     let source_hash = opened.checkpoint.content_hash();
     let origin = match text {
@@ -252,41 +262,52 @@ pub fn calibrate(
             .map_err(|e| Error::Calibration { path: out.to_owned(), rule: format!("journal: {e}") })?;
         inputs.extend(found);
     }
-    writer.check_space(2 * hidden)?;
+    writer.check_space(if options.dealt.is_none() { 2 * hidden } else { 0 })?;
     if steps.is_empty() {
         writer.write(TOKENS, &u32_bytes(&sequences.all()))?;
         writer.write(LENGTHS, &u32_bytes(&sequences.lengths()))?;
     }
     let blocks = opened.config.num_hidden_layers();
+    let shards = collect::shards(&sequences);
+    let mut collecting = match &options.dealt {
+        Some(dealt) => {
+            let job = Job::collecting(
+                &source,
+                CollectJob {
+                    source_hash: source_hash.clone(),
+                    tokens: sequences.all(),
+                    lengths: sequences.lengths(),
+                    instructions: collect::instructions()?,
+                    shards: shards.len(),
+                },
+            )?;
+            dealt.begin(&job, steps.len() * shards.len(), (blocks + 1) * shards.len())?;
+            Collects::There(dealt.as_ref())
+        }
+        None => Collects::Here(hidden_before(&source, &sequences, &root, steps.len(), progress)?),
+    };
     progress.stage("calibrating", (blocks * sequences.tokens()) as u64);
     progress.advance((steps.len().min(blocks) * sequences.tokens()) as u64);
-    let mut stream = Stream::new(&source, &sequences, &root, "hidden", steps.len().min(blocks));
-    if steps.is_empty() {
-        stream.begin(|tokens| Ok(source.embedding(tokens)?))?;
-    }
-    for index in steps.len()..blocks {
-        let Collected { moments, means } = collect(&source, index, &mut stream, progress)?;
+    for index in steps.len()..=blocks {
+        let Collected { moments, sums } =
+            collecting.collect(&source, index, (&sequences, &shards), progress)?;
         let mut step = BTreeMap::new();
-        for (input, moments) in moments {
-            let name = input_name(index, input);
+        let names = if index < blocks {
+            self::inputs(&opened.config).map(|input| input_name(index, input)).collect()
+        } else {
+            vec![HEAD_INPUT.to_owned()]
+        };
+        for (name, moments) in names.into_iter().zip(moments) {
             step.insert(name.clone(), store(&mut writer, &name, &moments)?);
         }
-        let means: Vec<u8> = means.iter().flat_map(|mean| mean.to_le_bytes()).collect();
-        writer.write(&means_name(index), &means)?;
+        if index < blocks {
+            #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "means in f32")]
+            let means = sums.iter().map(|sum| (sum / sequences.tokens().max(1) as f64) as f32);
+            writer.write(&means_name(index), &means.flat_map(f32::to_le_bytes).collect::<Vec<u8>>())?;
+        }
         writer.checkpoint(json!(step))?;
-        stream.advance()?;
+        collecting.advance()?;
         inputs.append(&mut step);
-    }
-    if steps.len() <= blocks {
-        let mut moments = Moments::new(opened.config.hidden_size);
-        stream.each(|x| {
-            head_input(&source, x)?;
-            Ok(moments.add(x).map_err(fracbit_model::Error::from)?)
-        })?;
-        let report = store(&mut writer, HEAD_INPUT, &moments)?;
-        let step = BTreeMap::from([(HEAD_INPUT.to_owned(), report)]);
-        writer.checkpoint(json!(step))?;
-        inputs.extend(step);
     }
     writer.finish()?;
     let info = CalibrationInfo {
@@ -353,60 +374,94 @@ fn tensor_specs(config: &fracbit_io::ModelConfig, sequences: &Sequences) -> Vec<
     specs
 }
 
-/// What is collected of a block.
-struct Collected {
-    moments: Vec<(BlockInput, Moments)>,
-    /// Of the channels of the attention's input.
-    means: Vec<f32>,
+/// Who runs the text through the blocks.
+enum Collects<'a> {
+    /// This process, the hidden states being in its files.
+    Here(Stream<'a>),
+    /// Others, shard by shard.
+    There(&'a dyn Dealt),
 }
 
-/// Runs all sequences through a block of `source`, and collects the moments of its inputs, and the
-/// means of what keys are made of, in its basis.
-fn collect(
-    source: &WeightSource,
-    index: usize,
-    stream: &mut Stream<'_>,
-    progress: &dyn Progress,
-) -> Result<Collected, Error> {
-    let config = source.config();
-    let sums = Arc::new(Mutex::new(vec![0.0f64; config.hidden_size]));
-    let collected: Vec<(BlockInput, Arc<Mutex<Moments>>)> = inputs(config)
-        .map(|input| {
-            let n = LinearId::Layer(index, input.reader()).shape(config).cols;
-            (input, Arc::new(Mutex::new(Moments::new(n))))
-        })
-        .collect();
-    let kernels = kernels()?;
-    let vectors = kernels.vectors();
-    let block = Block::from_source(source, index, |input| {
-        let moments = collected.iter().find(|(i, _)| *i == input).map(|(_, m)| Arc::clone(m))?;
-        let sums = (input == BlockInput::Attention).then(|| Arc::clone(&sums));
-        Some(Arc::new(move |team: &Team<'_>, Read { x, .. }: Read<'_>| {
-            if let Some(sums) = &sums {
-                let mut sums = sums.lock().unwrap_or_else(PoisonError::into_inner);
-                for row in x.chunks_exact(sums.len()) {
-                    sums.iter_mut().zip(row).for_each(|(sum, &x)| *sum += f64::from(x));
+impl Collects<'_> {
+    /// Everything that is collected of block `index`, or of the head's input behind the last.
+    fn collect(
+        &mut self,
+        source: &WeightSource,
+        index: usize,
+        (sequences, shards): (&Sequences, &[Range<usize>]),
+        progress: &dyn Progress,
+    ) -> Result<Collected, Error> {
+        let config = source.config();
+        let last = index == config.num_hidden_layers();
+        let ends = |done| shards.iter().any(|shard| shard.end == done);
+        let mut all = None;
+        match self {
+            Self::Here(stream) if last => {
+                let (mut next, mut done) = (Collected::new(config, index), 0);
+                stream.each(|x| {
+                    next.add_head(source, x)?;
+                    done += 1;
+                    if !ends(done) {
+                        return Ok(());
+                    }
+                    Collected::join(&mut all, mem::replace(&mut next, Collected::new(config, index)))
+                })?;
+            }
+            Self::Here(stream) => {
+                let collector = Collector::new(source, index)?;
+                stream.through(&collector.block, progress, |done| {
+                    if ends(done) { Collected::join(&mut all, collector.take()) } else { Ok(()) }
+                })?;
+            }
+            Self::There(dealt) => {
+                for (at, shard) in shards.iter().enumerate() {
+                    let at = index * shards.len() + at;
+                    let part = Part::from_bytes(&dealt.take(at)?, at)?;
+                    Collected::join(&mut all, Collected::of_part(part, config, index)?)?;
+                    if !last {
+                        let own = sequences.iter().skip(shard.start).take(shard.len());
+                        progress.advance(own.map(|s| s.len() as u64).sum());
+                    }
                 }
             }
-            let mut moments = moments.lock().unwrap_or_else(PoisonError::into_inner);
-            // The threads of the pool stand by for the pass: a loop of rayon's would find none of
-            // them.
-            moments.add_on(team, &vectors, x).expect("a layer reads whole rows");
-        }))
-    })?
-    .with_kernels(&kernels);
-    stream.through(&block, progress)?;
-    drop(block);
-    let taken = collected.into_iter().map(|(input, moments)| {
-        let moments = Arc::into_inner(moments).expect("the block that shared it is gone");
-        (input, moments.into_inner().unwrap_or_else(PoisonError::into_inner))
-    });
-    let moments = taken.collect();
-    let sums = Arc::into_inner(sums).expect("the block that shared it is gone");
-    let sums = sums.into_inner().unwrap_or_else(PoisonError::into_inner);
-    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "means in f32")]
-    let means = sums.iter().map(|sum| (sum / stream.tokens().max(1) as f64) as f32).collect();
-    Ok(Collected { moments, means })
+        }
+        Ok(all.expect("a text has two tokens at least"))
+    }
+
+    fn advance(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Here(stream) => stream.advance(),
+            Self::There(_) => Ok(()),
+        }
+    }
+}
+
+/// The hidden states before block `at`: those that an interrupted run left, or made anew where it
+/// had left them to others.
+fn hidden_before<'a>(
+    source: &WeightSource,
+    sequences: &'a Sequences,
+    root: &Path,
+    at: usize,
+    progress: &dyn Progress,
+) -> Result<Stream<'a>, Error> {
+    let blocks = source.config().num_hidden_layers();
+    let kept = Stream::new(source, sequences, root, "hidden", at);
+    if at > blocks || kept.is_kept() {
+        return Ok(kept);
+    }
+    let mut stream = Stream::new(source, sequences, root, "hidden", 0);
+    stream.begin(|tokens| Ok(source.embedding(tokens)?))?;
+    if at > 0 {
+        progress.stage("running the blocks that are done", (at * sequences.tokens()) as u64);
+    }
+    let kernels = kernels()?;
+    for index in 0..at {
+        let block = Block::from_source(source, index, |_| None)?.with_kernels(&kernels);
+        stream.through(&block, progress, |_| Ok(()))?;
+        stream.advance()?;
+    }
+    Ok(stream)
 }
 
 /// Writes the moments of an input, and says what is known of them.

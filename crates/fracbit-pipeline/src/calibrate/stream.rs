@@ -55,6 +55,14 @@ impl Sequences {
         self.0.iter().map(Vec::as_slice)
     }
 
+    /// A state of a block that each of them fits.
+    pub(crate) fn state(&self, block: &Block) -> State {
+        let longest = self.iter().map(<[u32]>::len).max().unwrap_or(0);
+        let options =
+            StateOptions { context: Some(longest), chunk: 512, bf16: true, ..StateOptions::default() };
+        block.state(&options)
+    }
+
     pub(crate) fn all(&self) -> Vec<u32> {
         self.0.concat()
     }
@@ -125,9 +133,9 @@ impl<'a> Stream<'a> {
         self.dir.join(format!("{}-{at}", self.name))
     }
 
-    /// Tokens of all sequences.
-    pub(crate) fn tokens(&self) -> usize {
-        self.sequences.tokens()
+    /// Whether the hidden states before block `at` are there.
+    pub(crate) fn is_kept(&self) -> bool {
+        std::fs::metadata(self.file(self.at)).is_ok_and(|file| file.len() == self.bytes())
     }
 
     /// Bytes of the hidden states before one block.
@@ -136,15 +144,23 @@ impl<'a> Stream<'a> {
     }
 
     /// Runs every sequence through `block`, which must be block `at`, and writes what leaves it
-    /// beside what entered it.
-    pub(crate) fn through(&mut self, block: &Block, progress: &dyn Progress) -> Result<(), Error> {
+    /// beside what entered it; `after` hears how many sequences are through.
+    pub(crate) fn through(
+        &mut self,
+        block: &Block,
+        progress: &dyn Progress,
+        mut after: impl FnMut(usize) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let mut state = self.state(block);
         let mut out = self.behind()?;
+        let mut done = 0;
         self.each(|x| {
             state.reset();
             block.forward(&mut state, x)?;
             progress.advance((x.len() / self.width) as u64);
-            out.write(x)
+            out.write(x)?;
+            done += 1;
+            after(done)
         })?;
         out.finish()
     }
@@ -168,10 +184,7 @@ impl<'a> Stream<'a> {
 
     /// A state that every sequence fits.
     pub(crate) fn state(&self, block: &Block) -> State {
-        let longest = self.sequences.iter().map(<[u32]>::len).max().unwrap_or(0);
-        let options =
-            StateOptions { context: Some(longest), chunk: 512, bf16: true, ..StateOptions::default() };
-        block.state(&options)
+        self.sequences.state(block)
     }
 
     /// Gives the hidden states of one sequence after the other, (tokens, hidden).

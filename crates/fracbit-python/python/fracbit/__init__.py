@@ -10,7 +10,7 @@ goes to the logger `fracbit`. Threads are those of `RAYON_NUM_THREADS`, by defau
 results do not depend on their number.
 """
 
-from fracbit._commands import distortion, evaluate, generate, plan, quantize
+from fracbit._commands import calibrate, distortion, evaluate, generate, plan, quantize
 from fracbit._errors import ArgumentError, BudgetError, Error, InputError
 from fracbit._fracbit import (
     Dense,
@@ -23,11 +23,12 @@ from fracbit._fracbit import (
     load,
     quantize_matrix,
 )
-from fracbit._results import Distortion, Evaluation, Plan, Quantized
+from fracbit._results import Calibrated, Distortion, Evaluation, Plan, Quantized
 
 __all__ = [
     "ArgumentError",
     "BudgetError",
+    "Calibrated",
     "Dense",
     "Distortion",
     "Error",
@@ -39,6 +40,7 @@ __all__ = [
     "Plan",
     "Quantized",
     "Tokenizer",
+    "calibrate",
     "dequantize",
     "distortion",
     "evaluate",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fracbit import _fracbit, _ray
 from fracbit._errors import ArgumentError
 from fracbit._progress import Progress
-from fracbit._results import Distortion, Evaluation, Plan, Quantized
+from fracbit._results import Calibrated, Distortion, Evaluation, Plan, Quantized
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -249,6 +249,56 @@ def quantize(
     # A run that is resumed and had finished has nothing to report but its plan.
     report = json.loads(document) if document else Plan.read(Path(out, "plan.json"))
     return Quantized._of(Path(out), report)
+
+
+def calibrate(
+    model: StrPath,
+    out: StrPath,
+    text: StrPath | None = None,
+    *,
+    tokens: int | None = None,
+    ctx: int | None = None,
+    bos: bool | None = None,
+    separator: str | None = None,
+    prefix_space: bool = True,
+    seed: int = 0,
+    max_memory: str | int | None = None,
+    ray: str | None = None,
+    resume: bool = False,
+    force: bool = False,
+    progress: Progress = None,
+) -> Calibrated:
+    """Measure what every layer of a model reads, as `fracbit calibrate` does, for
+    `quantize(..., calibration=out)`.
+
+    On at most `tokens` tokens of the file `text`, in sequences of `ctx`; `bos`, `separator` and
+    `prefix_space` say how it becomes tokens. Without a text the model writes one, drawn with
+    `seed`. `ray` is the address of a cluster that runs shards of the text, "auto" or "local".
+    `force` replaces `out` when it is such a directory; the same call with `resume` continues one
+    that was stopped. The same arguments give the same bytes.
+
+    >>> fracbit.calibrate(demo, stats, Path(demo, "stories.txt"), tokens=512)
+    Calibrated(path=PosixPath('...'), tokens=512, sequences=..., text='stories.txt (blake3 ...)')
+    """
+    document = _run(
+        "calibrate",
+        model,
+        progress=progress,
+        out=out,
+        text=text,
+        tokens=tokens,
+        ctx=ctx,
+        **_bos(bos),
+        separator=separator,
+        no_prefix_space=not prefix_space,
+        seed=seed,
+        max_memory=max_memory,
+        ray=ray,
+        resume=resume,
+        force=force,
+        json=True,
+    )
+    return Calibrated._of(Path(out), json.loads(document))
 
 
 def evaluate(

@@ -1,8 +1,10 @@
-"""Matrices dealt to a cluster of Ray, for `quantize --ray ADDRESS`.
+"""Work dealt to a cluster of Ray, for `quantize --ray ADDRESS` and `calibrate --ray ADDRESS`.
 
-The process that was called plans, asks for one matrix after the other and writes; workers round
-them, each task a matrix, and hand them back as bytes. What they need is on every machine under the
-same paths: the checkpoint, the calibration if there is one, and this package.
+The process that was called asks for one part after the other and writes; workers make them, each
+task a part, and hand them back as bytes. A part is a matrix to round, or the moments of a block's
+inputs over a shard of the text; hidden states behind the block stay in the cluster, for the task
+that runs the shard through the next one. What workers need is on every machine under the same
+paths: the checkpoint, the calibration if there is one, and this package.
 """
 
 from __future__ import annotations
@@ -14,23 +16,23 @@ from typing import Any
 from fracbit import _fracbit
 from fracbit._errors import ArgumentError, Error
 
-# How often a matrix is begun again whose worker died.
+# How often a part is begun again whose worker died.
 RETRIES = 3
-# Matrices that are under way or wait, for each worker: one more than it rounds.
+# Parts that are under way or wait, for each worker: one more than it makes.
 AHEAD = 2
 # Seconds in which a cluster should answer.
 PATIENCE = 20
 
 
-def _make(job: str, index: int, threads: int) -> bytes:
-    """One matrix, in a process of Ray."""
-    # Read once, when the first matrix is rounded; results do not depend on it.
+def _make(job: str, index: int, before: bytes | None, threads: int) -> tuple[bytes, bytes]:
+    """One part, and what the one a stride behind goes on from, in a process of Ray."""
+    # Read once, when the first part is made; results do not depend on it.
     os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
-    return _fracbit.make_part(job, index)
+    return _fracbit.make_part(job, index, before)
 
 
 class Dealer:
-    """Deals the matrices of one job, in order, and gives them back in order."""
+    """Deals the parts of one job, in order, and gives them back in order."""
 
     def __init__(self, address: str):
         try:
@@ -38,11 +40,14 @@ class Dealer:
         except ImportError:
             raise ArgumentError("needs Ray: pip install 'fracbit[ray]'") from None
         self.ray, self.address = ray, address
+        # Of every part that is under way or waits; and what a stride behind it goes on from.
         self.tasks: dict[int, Any] = {}
+        self.behind: dict[int, Any] = {}
         # A program that has a cluster already keeps it.
         self.own = not ray.is_initialized()
 
-    def begin(self, job: str, first: int, count: int) -> None:
+    def begin(self, job: str, first: int, count: int, stride: int | None = None) -> None:
+        """Begins with part `first` of `count`; each goes on from the one `stride` before it."""
         ray = self.ray
         if self.own:
             address = None if self.address == "local" else self.address
@@ -60,15 +65,19 @@ class Dealer:
         workers = [count for count in processors if count > 0]
         if not workers:
             raise Error(f"the cluster at {self.address} has no processors")
-        # A task takes all processors of the smallest machine: memory is that of one matrix there.
+        # A task takes all processors of the smallest machine: memory is that of one part there.
         self.threads = min(workers)
         self.ahead = AHEAD * sum(count // self.threads for count in workers)
-        self.make = ray.remote(num_cpus=self.threads, max_retries=RETRIES)(_make)
-        self.job, self.next, self.count = ray.put(job), first, count
+        self.make = ray.remote(num_cpus=self.threads, max_retries=RETRIES, num_returns=2)(_make)
+        self.job, self.next, self.count, self.stride = ray.put(job), first, count, stride
 
     def take(self, index: int) -> bytes:
         while self.next < min(index + self.ahead, self.count):
-            self.tasks[self.next] = self.make.remote(self.job, self.next, self.threads)
+            before = self.behind.pop(self.next - self.stride, None) if self.stride else None
+            part, behind = self.make.remote(self.job, self.next, before, self.threads)
+            self.tasks[self.next] = part
+            if self.stride:
+                self.behind[self.next] = behind
             self.next += 1
         exceptions = self.ray.exceptions
         try:
@@ -80,7 +89,7 @@ class Dealer:
             raise Error(str(cause)) from None
         except exceptions.RayError as error:
             raise Error(
-                f"matrix {index} was lost {RETRIES + 1} times with the processes that rounded it "
+                f"part {index} was lost {RETRIES + 1} times with the processes that made it "
                 f"({type(error).__name__}: {_first_line(error)}); --resume goes on behind the last "
                 "that was written"
             ) from None
@@ -89,6 +98,7 @@ class Dealer:
         for task in self.tasks.values():
             self.ray.cancel(task)
         self.tasks.clear()
+        self.behind.clear()
         if self.own and self.ray.is_initialized():
             self.ray.shutdown()
 

@@ -46,6 +46,24 @@ class Distortion:
 
 
 @dataclass(frozen=True)
+class Calibrated:
+    """What every layer of a model reads, as it was written."""
+
+    path: Path
+    """Its directory."""
+    tokens: int
+    """Tokens that it was measured on."""
+    sequences: int
+    """Sequences that they make up."""
+    text: str
+    """Where they came from, in words."""
+
+    @classmethod
+    def _of(cls, path: Path, document: dict[str, Any]) -> Calibrated:
+        return cls(path, document["tokens"], document["sequences"], document["text"])
+
+
+@dataclass(frozen=True)
 class Quantized:
     """A quantized model as it was written."""
 
