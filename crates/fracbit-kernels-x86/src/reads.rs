@@ -1,12 +1,13 @@
 //! How memory is read ahead of the products, by the kind of processor: what one gains by, another
 //! loses by (`docs/lab/2026-11-speed-zen5.md`).
 
+use fracbit_kernels::vectors::Next;
 use std::{
     arch::x86_64::{__cpuid, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch},
     sync::LazyLock,
 };
 
-/// How codes and cached vectors should be asked for.
+/// How codes should be asked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reads {
     /// Bytes ahead to the second-level cache: as early as memory of a server takes to answer.
@@ -37,8 +38,7 @@ impl Reads {
         }
     }
 
-    /// Asks for what comes behind the `bytes` at `at` (a tile of codes, cached keys or values),
-    /// which are at hand.
+    /// Asks for what comes behind the `bytes` at `at`, a tile of codes, which are at hand.
     #[inline(always)]
     pub(crate) fn ask(self, at: *const u8, bytes: usize) {
         let line = |i: usize| {
@@ -55,6 +55,37 @@ impl Reads {
         if bytes > 64 {
             line(64);
             (128..bytes).step_by(64).for_each(line);
+        }
+    }
+}
+
+/// What is read next while something else is: from a place of this to the same place of that, in
+/// bytes; 0 where nothing is known.
+#[derive(Clone, Copy)]
+pub(crate) struct Ahead(isize);
+
+impl Ahead {
+    /// Nothing.
+    pub(crate) const NONE: Self = Self(0);
+
+    /// Begins to ask for what comes behind `now`: for its scales.
+    #[inline]
+    pub(crate) fn of(next: Option<Next<'_>>, now: *const u8) -> Self {
+        let Some(Next { ints, scales }) = next else { return Self::NONE };
+        let start: *const u8 = scales.as_ptr().cast();
+        for at in (0..size_of_val(scales)).step_by(64) {
+            // SAFETY: a prefetch may point anywhere.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(at).cast()) };
+        }
+        Self(ints.start().addr().wrapping_sub(now.addr()).cast_signed())
+    }
+
+    /// Asks for what has the place of the line at `at`.
+    #[inline(always)]
+    pub(crate) fn ask(self, at: *const u8) {
+        if self.0 != 0 {
+            // SAFETY: a prefetch may point anywhere.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_offset(self.0).cast()) };
         }
     }
 }

@@ -11,6 +11,7 @@
 macro_rules! attend {
     ($features:literal, $int:ty, $lanes:literal lanes, $most:literal vectors, $zero:path, $load:ident, $spread:path, $dot:path, $to_float:path,
      $multiply:path, $fused:path, $same:path, $load_floats:path, $store_floats:path, 4 bits: $scores_of_four:path, $weigh_of_four:path) => {
+        use crate::reads::Ahead;
         use fracbit_kernels::vectors::{Ints, KEY_BLOCK, Scores, UNIT, WEIGHT_BLOCK, Weigh, attend};
 
         /// Lanes of a vector.
@@ -32,8 +33,8 @@ macro_rules! attend {
             /// Bytes from a row of pairs to the next.
             step: usize,
             pairs: usize,
-            /// They may come from memory.
-            far: bool,
+            /// What comes behind them and may come from memory.
+            ahead: Ahead,
         }
 
         /// # Safety
@@ -44,16 +45,13 @@ macro_rules! attend {
             left: Left,
             panel: Panel<BITS>,
         ) -> [[$int; V]; Q] {
-            let reads = crate::reads::Reads::of_machine();
             let mut sums = [[$zero(); V]; Q];
             let (mut left_at, mut at) = (left.at, panel.at);
             for _ in 0..panel.pairs {
-                if panel.far {
-                    // Two short vectors share a line.
-                    (0..V)
-                        .step_by(64 / (4 * LANES))
-                        .for_each(|v| reads.ask(at.wrapping_add(v * panel.gap), 64));
-                }
+                // Two short vectors share a line.
+                (0..V)
+                    .step_by(64 / (4 * LANES))
+                    .for_each(|v| panel.ahead.ask(at.wrapping_add(v * panel.gap)));
                 // SAFETY: promised by the caller.
                 let row: [$int; V] = std::array::from_fn(|v| unsafe { $load::<BITS>(at, panel.gap, v) });
                 for (q, sums) in sums.iter_mut().enumerate() {
@@ -100,6 +98,7 @@ macro_rules! attend {
         #[target_feature(enable = $features)]
         unsafe fn scores_of<const BITS: usize>(args: &Scores<'_>, keys: *const u8, out: *mut f32) {
             let count = args.query_scales.len();
+            let mut ahead = Ahead::of(args.next, keys);
             let mut q = 0;
             while q < count {
                 let rows = rows_of(count - q);
@@ -109,19 +108,19 @@ macro_rules! attend {
                     // SAFETY: rows and positions inside of all.
                     unsafe {
                         match (rows, vectors) {
-                            (4, 1) => some_scores::<4, 1, BITS>(args, keys, q, position, out),
-                            (4, _) => some_scores::<4, $most, BITS>(args, keys, q, position, out),
-                            (3, 1) => some_scores::<3, 1, BITS>(args, keys, q, position, out),
-                            (3, _) => some_scores::<3, $most, BITS>(args, keys, q, position, out),
-                            (2, 1) => some_scores::<2, 1, BITS>(args, keys, q, position, out),
-                            (2, _) => some_scores::<2, $most, BITS>(args, keys, q, position, out),
-                            (_, 1) => some_scores::<1, 1, BITS>(args, keys, q, position, out),
-                            _ => some_scores::<1, $most, BITS>(args, keys, q, position, out),
+                            (4, 1) => some_scores::<4, 1, BITS>(args, (keys, ahead), q, position, out),
+                            (4, _) => some_scores::<4, $most, BITS>(args, (keys, ahead), q, position, out),
+                            (3, 1) => some_scores::<3, 1, BITS>(args, (keys, ahead), q, position, out),
+                            (3, _) => some_scores::<3, $most, BITS>(args, (keys, ahead), q, position, out),
+                            (2, 1) => some_scores::<2, 1, BITS>(args, (keys, ahead), q, position, out),
+                            (2, _) => some_scores::<2, $most, BITS>(args, (keys, ahead), q, position, out),
+                            (_, 1) => some_scores::<1, 1, BITS>(args, (keys, ahead), q, position, out),
+                            _ => some_scores::<1, $most, BITS>(args, (keys, ahead), q, position, out),
                         }
                     }
                     position += vectors * LANES;
                 }
-                q += rows;
+                (q, ahead) = (q + rows, Ahead::NONE);
             }
         }
 
@@ -132,7 +131,7 @@ macro_rules! attend {
         #[target_feature(enable = $features)]
         unsafe fn some_scores<const Q: usize, const V: usize, const BITS: usize>(
             args: &Scores<'_>,
-            keys: *const u8,
+            (keys, ahead): (*const u8, Ahead),
             q: usize,
             position: usize,
             out: *mut f32,
@@ -149,7 +148,7 @@ macro_rules! attend {
                     gap: if LANES < KEY_BLOCK { bytes(2 * LANES) } else { block },
                     step: bytes(2 * KEY_BLOCK),
                     pairs: args.dim / 2,
-                    far: q == 0,
+                    ahead,
                 };
                 let sums = sums::<Q, V, BITS>(left, panel);
                 for (q, sums) in (q..).zip(sums) {
@@ -184,8 +183,9 @@ macro_rules! attend {
             let (dim, positions) = (args.dim, args.positions());
             let (count, whole) = (out.len() / dim, dim / LANES * LANES);
             let to = out.as_mut_ptr();
+            let first = Ahead::of(args.next, values);
             for block in 0..positions.div_ceil(WEIGHT_BLOCK) {
-                let mut q = 0;
+                let (mut q, mut ahead) = (0, first);
                 while q < count {
                     let rows = rows_of(count - q);
                     let mut column = 0;
@@ -194,19 +194,33 @@ macro_rules! attend {
                         // SAFETY: rows and columns inside of all.
                         unsafe {
                             match (rows, vectors) {
-                                (4, 1) => some_sums::<4, 1, BITS>(args, values, q, block, column, to),
-                                (4, _) => some_sums::<4, $most, BITS>(args, values, q, block, column, to),
-                                (3, 1) => some_sums::<3, 1, BITS>(args, values, q, block, column, to),
-                                (3, _) => some_sums::<3, $most, BITS>(args, values, q, block, column, to),
-                                (2, 1) => some_sums::<2, 1, BITS>(args, values, q, block, column, to),
-                                (2, _) => some_sums::<2, $most, BITS>(args, values, q, block, column, to),
-                                (_, 1) => some_sums::<1, 1, BITS>(args, values, q, block, column, to),
-                                _ => some_sums::<1, $most, BITS>(args, values, q, block, column, to),
+                                (4, 1) => {
+                                    some_sums::<4, 1, BITS>(args, (values, ahead), q, block, column, to)
+                                }
+                                (4, _) => {
+                                    some_sums::<4, $most, BITS>(args, (values, ahead), q, block, column, to)
+                                }
+                                (3, 1) => {
+                                    some_sums::<3, 1, BITS>(args, (values, ahead), q, block, column, to)
+                                }
+                                (3, _) => {
+                                    some_sums::<3, $most, BITS>(args, (values, ahead), q, block, column, to)
+                                }
+                                (2, 1) => {
+                                    some_sums::<2, 1, BITS>(args, (values, ahead), q, block, column, to)
+                                }
+                                (2, _) => {
+                                    some_sums::<2, $most, BITS>(args, (values, ahead), q, block, column, to)
+                                }
+                                (_, 1) => {
+                                    some_sums::<1, 1, BITS>(args, (values, ahead), q, block, column, to)
+                                }
+                                _ => some_sums::<1, $most, BITS>(args, (values, ahead), q, block, column, to),
                             }
                         }
                         column += vectors * LANES;
                     }
-                    q += rows;
+                    (q, ahead) = (q + rows, Ahead::NONE);
                 }
             }
             if whole < dim {
@@ -221,7 +235,7 @@ macro_rules! attend {
         #[target_feature(enable = $features)]
         unsafe fn some_sums<const Q: usize, const V: usize, const BITS: usize>(
             args: &Weigh<'_>,
-            values: *const u8,
+            (values, ahead): (*const u8, Ahead),
             q: usize,
             block: usize,
             column: usize,
@@ -240,7 +254,7 @@ macro_rules! attend {
                     gap: bytes(2 * LANES),
                     step: row,
                     pairs: (args.positions() - first).min(WEIGHT_BLOCK) / 2,
-                    far: q == 0,
+                    ahead,
                 };
                 let sums = sums::<Q, V, BITS>(left, panel);
                 for (q, sums) in (q..).zip(sums) {

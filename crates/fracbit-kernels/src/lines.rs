@@ -81,6 +81,20 @@ impl Buffer {
         Ok(Self(Home::Heap(lines)))
     }
 
+    /// As [`kept`](Self::kept).
+    ///
+    /// # Errors
+    /// When the system gives too little memory.
+    pub fn try_kept(len: usize) -> Result<Self, TryReserveError> {
+        match len.div_ceil(64) {
+            lines if lines > 0 && lines < HUGE / 64 => match Shared::of(lines) {
+                Some(shared) => Ok(Self(Home::Shared(shared))),
+                None => Self::try_zeroed(len),
+            },
+            _ => Self::try_zeroed(len),
+        }
+    }
+
     /// The same memory as numbers.
     #[must_use]
     pub fn numbers(&self) -> &[u64] {

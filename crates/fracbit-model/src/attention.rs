@@ -277,11 +277,16 @@ impl<'a> Attention<'a> {
                 *scale = self.vectors.round(query, key_most(d), ints);
             }
         }
+        // Neighbouring pages of a head are far from each other in memory.
+        let keys = |(page, _, here)| state.keys(self.layer, kv_head, page, here);
+        let cached = |(page, _, here)| state.values(self.layer, kv_head, page, here);
+        let mut coming = pages().skip(1).map(keys).chain(pages().take(1).map(cached));
         for (page, at, here) in pages() {
             let (stride, scores) = (CHUNK, &mut scores[at..]);
-            match state.keys(self.layer, kv_head, page, here) {
+            let next = coming.next().and_then(CachedRows::next);
+            match keys((page, at, here)) {
                 CachedRows::Ints { ints: keys, scales: key_scales } => {
-                    let args = Scores { queries: ints, query_scales, dim: d, keys, key_scales, stride };
+                    let args = Scores { queries: ints, query_scales, dim: d, keys, key_scales, stride, next };
                     self.vectors.scores(&args, scores);
                 }
                 CachedRows::F32(keys) => {
@@ -310,12 +315,14 @@ impl<'a> Attention<'a> {
         rows(&mut |Row { queries, part, .. }| {
             parts[queries].fill(part.start - from..part.end - from);
         });
+        let mut coming = pages().skip(1).map(cached);
         for (page, at, here) in pages() {
+            let next = coming.next().and_then(CachedRows::next);
             // Of what a query sees, what is on this page.
             let on_page = |part: &Range<usize>| {
                 part.start.clamp(at, at + here) - at..part.end.clamp(at, at + here) - at
             };
-            match state.values(self.layer, kv_head, page, here) {
+            match cached((page, at, here)) {
                 CachedRows::Ints { ints: cached, scales } => {
                     for (q, part) in parts[..count].iter().enumerate() {
                         let part = on_page(part);
@@ -328,7 +335,7 @@ impl<'a> Attention<'a> {
                         self.vectors.round_weights(&unrounded, weights, &mut weight_scales[q..=q]);
                     }
                     let (weights, scales) = (&weights[..count * PAGE], &weight_scales[..count]);
-                    let args = Weigh { weights, scales, stride: PAGE, values: cached, dim: d };
+                    let args = Weigh { weights, scales, stride: PAGE, values: cached, dim: d, next };
                     self.vectors.weigh(&args, values);
                 }
                 CachedRows::F32(cached) => rows(&mut |Row { queries, .. }| {

@@ -23,7 +23,7 @@
 use bytemuck::Pod;
 use fracbit_io::ModelConfig;
 use fracbit_kernels::vectors::{
-    Ints, KEY_BLOCK, UNIT, VALUE_MOST, Vectors, WEIGHT_BLOCK, attend::nibble, key_most,
+    Ints, KEY_BLOCK, Next, UNIT, VALUE_MOST, Vectors, WEIGHT_BLOCK, attend::nibble, key_most,
 };
 use fracbit_kernels::{Line, Team};
 use serde::{Deserialize, Serialize};
@@ -141,6 +141,16 @@ enum Which {
 pub(crate) enum CachedRows<'a> {
     Ints { ints: Ints<'a>, scales: &'a [f32] },
     F32(&'a [f32]),
+}
+
+impl<'a> CachedRows<'a> {
+    /// What is asked for while others are read.
+    pub(crate) fn next(self) -> Option<Next<'a>> {
+        match self {
+            Self::Ints { ints, scales } => Some(Next { ints, scales }),
+            Self::F32(_) => None,
+        }
+    }
 }
 
 impl KvLayout {

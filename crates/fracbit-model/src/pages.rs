@@ -296,7 +296,7 @@ impl PageMemory for HostMemory {
     type Room = Buffer;
 
     fn room(&self, tokens: usize) -> Result<Buffer, Error> {
-        Buffer::try_zeroed(self.0.bytes()).map_err(|source| Error::Memory { tokens, source })
+        Buffer::try_kept(self.0.bytes()).map_err(|source| Error::Memory { tokens, source })
     }
 
     fn copy(&self, from: &Buffer, to: &mut Buffer) -> Result<(), Error> {

@@ -6,7 +6,7 @@
 //! the query or of the weights.
 
 use super::load;
-use crate::reads::Reads;
+use crate::reads::Ahead;
 use fracbit_kernels::vectors::{KEY_BLOCK, LEVELS, Scores, WEIGHT_BLOCK, Weigh};
 use std::arch::x86_64::*;
 
@@ -101,6 +101,7 @@ fn joined([high, low]: [__m512i; 2], offset: __m512i) -> __m512i {
 pub(super) unsafe fn scores(args: &Scores<'_>, keys: *const u8, out: *mut f32) {
     let mut parts = [Parts::<MOST>::NONE; 4];
     let count = args.query_scales.len();
+    let mut ahead = Ahead::of(args.next, keys);
     let mut first = 0;
     while first < count {
         let rows = (count - first).min(4);
@@ -112,13 +113,13 @@ pub(super) unsafe fn scores(args: &Scores<'_>, keys: *const u8, out: *mut f32) {
         // SAFETY: promised by the caller.
         unsafe {
             match rows {
-                1 => blocks::<1>(args, &parts, first, keys, out),
-                2 => blocks::<2>(args, &parts, first, keys, out),
-                3 => blocks::<3>(args, &parts, first, keys, out),
-                _ => blocks::<4>(args, &parts, first, keys, out),
+                1 => blocks::<1>(args, &parts, first, (keys, ahead), out),
+                2 => blocks::<2>(args, &parts, first, (keys, ahead), out),
+                3 => blocks::<3>(args, &parts, first, (keys, ahead), out),
+                _ => blocks::<4>(args, &parts, first, (keys, ahead), out),
             }
         }
-        first += rows;
+        (first, ahead) = (first + rows, Ahead::NONE);
     }
 }
 
@@ -132,10 +133,9 @@ unsafe fn blocks<const Q: usize>(
     args: &Scores<'_>,
     parts: &[Parts<MOST>; 4],
     first: usize,
-    keys: *const u8,
+    (keys, ahead): (*const u8, Ahead),
     out: *mut f32,
 ) {
-    let reads = Reads::of_machine();
     // SAFETY: an array of 64 bytes.
     let by_position = unsafe { load(BY_POSITION.as_ptr()) };
     let evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -145,9 +145,7 @@ unsafe fn blocks<const Q: usize>(
         let mut sums = [[[_mm512_setzero_si512(); 2]; 2]; Q];
         for step in 0..steps {
             let at = keys.wrapping_add((block * steps + step) * LINE);
-            if first == 0 {
-                reads.ask(at, LINE);
-            }
+            ahead.ask(at);
             // SAFETY: the line is one of a key block, promised by the caller.
             let levels = levels(_mm512_permutexvar_epi8(by_position, unsafe { load(at) }));
             for q in 0..Q {
@@ -191,6 +189,7 @@ pub(super) unsafe fn weigh(args: &Weigh<'_>, values: *const u8, out: &mut [f32])
     let (dim, positions) = (args.dim, args.positions());
     let count = out.len() / dim;
     let mut parts = [Parts::<WEIGHT_BLOCK>::NONE; 4];
+    let behind = Ahead::of(args.next, values);
     for block in 0..positions.div_ceil(WEIGHT_BLOCK) {
         let here = (positions - block * WEIGHT_BLOCK).min(WEIGHT_BLOCK);
         let mut first = 0;
@@ -200,8 +199,9 @@ pub(super) unsafe fn weigh(args: &Weigh<'_>, values: *const u8, out: &mut [f32])
                 parts.set(&args.weights[(first + q) * args.stride + block * WEIGHT_BLOCK..][..here]);
             }
             let values = values.wrapping_add(block * (WEIGHT_BLOCK / 2) * dim);
+            let ahead = if first == 0 { behind } else { Ahead::NONE };
             for column in (0..dim).step_by(LINE) {
-                let at = Columns { args, parts: &parts, first, block, pairs: here / 2, column };
+                let at = Columns { args, parts: &parts, first, block, pairs: here / 2, column, ahead };
                 let out = out[first * dim..].as_mut_ptr();
                 // SAFETY: promised by the caller; there are as many queries and columns.
                 unsafe {
@@ -228,6 +228,7 @@ struct Columns<'a> {
     /// Pairs of positions.
     pairs: usize,
     column: usize,
+    ahead: Ahead,
 }
 
 impl Columns<'_> {
@@ -280,7 +281,6 @@ impl Columns<'_> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2")]
     unsafe fn sums<const Q: usize, const HALF: usize>(&self, values: *const u8) -> [[[__m512i; 2]; 2]; Q] {
-        let reads = Reads::of_machine();
         let dim = self.args.dim;
         let left = (dim - self.column).min(LINE);
         let mask = u64::MAX >> (LINE - left);
@@ -289,9 +289,9 @@ impl Columns<'_> {
             let at = values.wrapping_add(pair * dim + self.column);
             // A row alone meets weights of 0 in the place of the next.
             let next = if pair + 1 < self.pairs { at.wrapping_add(dim) } else { at };
-            if self.first == 0 && HALF == 0 {
-                reads.ask(at, LINE);
-                reads.ask(next, LINE);
+            if HALF == 0 {
+                self.ahead.ask(at);
+                self.ahead.ask(next);
             }
             // SAFETY: `left` bytes of two rows.
             let rows = unsafe {

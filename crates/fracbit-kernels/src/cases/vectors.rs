@@ -4,8 +4,8 @@ use super::{activations, assert_same};
 use crate::{
     Gate, Vectors,
     vectors::{
-        FloatScores, FloatWeigh, Ints, KEY_BLOCK, LOGITS, Products, Rounded, Scores, Unrounded, VALUE_MOST,
-        WEIGHT_BLOCK, WEIGHT_MOST, Weigh,
+        FloatScores, FloatWeigh, Ints, KEY_BLOCK, LOGITS, Next, Products, Rounded, Scores, Unrounded,
+        VALUE_MOST, WEIGHT_BLOCK, WEIGHT_MOST, Weigh,
         attend::nibble_row,
         bf16::{COLS, ROWS, Tile},
         key_most,
@@ -91,6 +91,7 @@ fn attention(vectors: &Vectors) {
                     let stored =
                         Stored::new(positions / KEY_BLOCK * (dim / 2), KEY_BLOCK, key_most(dim), seed + 1);
                     for (bits, keys) in stored.each() {
+                        let next = (count % 2 == 0).then_some(Next { ints: keys, scales: &[1.0; 3] });
                         let args = Scores {
                             queries: &integers(count * dim, key_most(dim), seed),
                             query_scales: &special(count, seed),
@@ -98,6 +99,7 @@ fn attention(vectors: &Vectors) {
                             keys,
                             key_scales: &special(positions, seed + 2),
                             stride: 200,
+                            next,
                         };
                         let start = vec![9.0; count * 200];
                         let what = format!("scores {what}, {bits} bits");
@@ -106,12 +108,14 @@ fn attention(vectors: &Vectors) {
                 }
                 let stored = Stored::new(positions / 2, dim, VALUE_MOST, seed + 1);
                 for (bits, values) in stored.each() {
+                    let next = (count % 2 == 0).then_some(Next { ints: values, scales: &[] });
                     let args = Weigh {
                         weights: &integers(count * 256, WEIGHT_MOST, seed),
                         scales: &special(count * (256 / WEIGHT_BLOCK), seed),
                         stride: 256,
                         values,
                         dim,
+                        next,
                     };
                     let start = activations(count * dim, seed);
                     let what = format!("weigh {what}, {bits} bits");
@@ -131,6 +135,7 @@ fn attention(vectors: &Vectors) {
             keys: Ints::I16(&vec![b * most; KEY_BLOCK * dim]),
             key_scales: &[1.0; KEY_BLOCK],
             stride: KEY_BLOCK,
+            next: None,
         };
         let mut out = [9.0; 4 * KEY_BLOCK];
         vectors.scores(&args, &mut out);
@@ -142,6 +147,7 @@ fn attention(vectors: &Vectors) {
             stride: WEIGHT_BLOCK,
             values: Ints::I16(&vec![b * value; WEIGHT_BLOCK * dim]),
             dim,
+            next: None,
         };
         let mut out = vec![0.0; 4 * dim];
         vectors.weigh(&args, &mut out);

@@ -80,6 +80,16 @@ impl Ints<'_> {
         }
     }
 
+    /// Where they begin.
+    #[must_use]
+    pub const fn start(self) -> *const u8 {
+        match self {
+            Self::I16(ints) => ints.as_ptr().cast(),
+            Self::I8(ints) => ints.as_ptr().cast(),
+            Self::I4(bytes) => bytes.as_ptr(),
+        }
+    }
+
     /// A number of a row of `pairs` pairs.
     ///
     /// # Panics
@@ -131,6 +141,17 @@ pub const fn nibble(at: usize) -> (usize, bool) {
     (at / UNIT * (UNIT / 2) + at % (UNIT / 2), at % UNIT >= UNIT / 2)
 }
 
+/// Numbers and scales that are read after those of a call. They may come from memory, where
+/// neither what lies behind these tells where they are nor the processor's own prefetcher knows:
+/// so they are asked for meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub struct Next<'a> {
+    /// In the order of those that are read now.
+    pub ints: Ints<'a>,
+    /// Of their rows.
+    pub scales: &'a [f32],
+}
+
 /// Several queries against blocks of keys.
 #[derive(Clone, Copy, Debug)]
 pub struct Scores<'a> {
@@ -147,6 +168,8 @@ pub struct Scores<'a> {
     pub key_scales: &'a [f32],
     /// Elements from the scores of a query to those of the next.
     pub stride: usize,
+    /// What comes behind the keys.
+    pub next: Option<Next<'a>>,
 }
 
 /// Weighted sums of values for several queries.
@@ -163,6 +186,8 @@ pub struct Weigh<'a> {
     pub values: Ints<'a>,
     /// Numbers of a value.
     pub dim: usize,
+    /// What comes behind the values.
+    pub next: Option<Next<'a>>,
 }
 
 impl Weigh<'_> {
@@ -197,7 +222,7 @@ pub struct Unrounded<'a> {
 /// As [`Vectors::scores`](super::Vectors::scores).
 #[inline(always)]
 pub fn scores(args: &Scores<'_>, out: &mut [f32]) {
-    let Scores { queries, query_scales, dim, keys, key_scales, stride } = *args;
+    let Scores { queries, query_scales, dim, keys, key_scales, stride, .. } = *args;
     let mut buffer = [0; 2 * COLUMNS];
     for (n, (query, query_scale)) in queries.chunks_exact(dim).zip(query_scales).enumerate() {
         for (block, key_scales) in key_scales.chunks_exact(KEY_BLOCK).enumerate() {

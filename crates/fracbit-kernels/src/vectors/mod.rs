@@ -19,8 +19,8 @@ pub mod plain;
 
 use crate::Isa;
 pub use attend::{
-    Ints, KEY_BLOCK, LEVELS, MOST, Scores, UNIT, Unrounded, VALUE_MOST, WEIGHT_BLOCK, WEIGHT_MOST, Weigh,
-    key_most,
+    Ints, KEY_BLOCK, LEVELS, MOST, Next, Scores, UNIT, Unrounded, VALUE_MOST, WEIGHT_BLOCK, WEIGHT_MOST,
+    Weigh, key_most,
 };
 
 /// Several queries against blocks of keys in single precision.
@@ -219,7 +219,7 @@ impl Vectors {
     /// # Panics
     /// When a length does not fit.
     pub fn scores(&self, args: &Scores<'_>, out: &mut [f32]) {
-        let Scores { queries, query_scales, dim, keys, key_scales, stride } = *args;
+        let Scores { queries, query_scales, dim, keys, key_scales, stride, next: _ } = *args;
         assert!(dim > 0 && dim.is_multiple_of(2), "scores: {dim} dimensions, in pairs");
         assert!(Some(queries.len()) == query_scales.len().checked_mul(dim), "scores: whole queries of {dim}");
         let (count, positions) = (query_scales.len(), key_scales.len());
@@ -238,7 +238,7 @@ impl Vectors {
     /// # Panics
     /// When a length does not fit.
     pub fn weigh(&self, args: &Weigh<'_>, out: &mut [f32]) {
-        let Weigh { weights, scales, stride, values, dim } = *args;
+        let Weigh { weights, scales, stride, values, dim, next: _ } = *args;
         assert!(dim > 0 && out.len().is_multiple_of(dim), "weigh: whole outputs of {dim}");
         assert!(values.rows(dim).is_some(), "weigh: pairs of values of {dim}");
         let (count, blocks) = (out.len() / dim, args.positions().div_ceil(WEIGHT_BLOCK));
@@ -485,6 +485,7 @@ mod tests {
             keys: Ints::I16(&[0; 2 * KEY_BLOCK]),
             key_scales: &[0.0; KEY_BLOCK],
             stride: 1 << (usize::BITS - 1),
+            next: None,
         };
         Vectors::scalar().scores(&args, &mut [0.0; KEY_BLOCK]);
     }
@@ -498,6 +499,7 @@ mod tests {
             stride: 1 << (usize::BITS - 1),
             values: Ints::I16(&[0; 2]),
             dim: 1,
+            next: None,
         };
         Vectors::scalar().weigh(&args, &mut [0.0; 3]);
     }
