@@ -24,8 +24,8 @@ class Machine:
     # Weights that a core rounds in a second: 1.84 M are searched, `tcq-3`, `balanced`, one core of
     # Zen 4 (docs/quality.md); of a whole run that is 0.68, as of the one in docs/perf.md.
     rate: float = 0.68 * 1.84e6
-    # Operations of a core in a second of `calibrate`: 32 768 tokens of SmolLM2-135M in 110 s on two
-    # cores with AMX, products of weights and sums of moments counted alone.
+    # Operations of a core in a second of `calibrate`: 32 768 tokens of SmolLM2-135M in 110 s, by the
+    # first third of a run on two cores with AMX; products of weights and sums of moments alone.
     flops: float = 46e9
     # Bytes in a second: of a network card (25 Gbit/s), and of a hash by 64 cores.
     link: float = 3.1e9
