@@ -55,6 +55,9 @@ template <int Q> struct Codes {
         if constexpr (Q % 2 == 1) w[WHOLE] = lds<uint16_t>(at + WHOLE * 128 - lane * 14);
     }
 
+    /// The same for one strip of an octet, where `at` is this lane's place in the octet.
+    FB_DEVICE void load_strip(uint32_t at, uint32_t strip, uint32_t lane) { load(at + strip * 64 * Q, lane); }
+
     /// Fetches the 16 bits that follow this lane's rows in either tile.
     FB_DEVICE void link(uint32_t lane) {
         constexpr int i = UNIT / 32, b = UNIT % 32 / 8;  // tile 1 begins at byte b of word i
@@ -219,16 +222,89 @@ template <int Q_> struct Single {
     }
 };
 
-// Group-wise schemes: words that the scale of their group has yet to multiply.
+/// A lane's codes of one octet of nested scalar codes, of which P bits are read: codes of A bits, and behind those of both strips the
+/// further bits, one plane after the other, so that what a precision reads of an octet is one run of bytes.
+template <int A, int P> struct NestCodes {
+    Codes<4 * A> base;
+    Codes<4> planes[P - A];
+    FB_DEVICE void load_strip(uint32_t at, uint32_t strip, uint32_t lane) {
+        base.load_strip(at, strip, lane);
+        FB_UNROLL
+        for (uint32_t k = 0; k < P - A; k++) planes[k].load_strip(at + 512 * A + 512 * k, strip, lane);
+    }
+};
+
+/// Nested scalar codes at P bits, of which A are the coarsest codes. Up to 7 bits rows are pairs: the coarsest codes of both weights, then
+/// the bits of each plane. At 8 bits rows are single weights, and a nibble of a plane becomes the bits of four bytes by one multiplication.
+template <int A, int P> struct Nest {
+    static constexpr int Q = 4 * P, WORDS = P < 8 ? 2 : 4, BITS = P < 8 ? 2 * P : P, BASE = P < 8 ? 2 * A : A;
+    static constexpr bool TRELLIS = false, GROUPED = false;
+    static constexpr int LOG_STRIDE = P == 8 ? 8 : BITS <= 9 ? 7 : 16 - BITS, LOG_COPIES = P == 8 ? 5 : LOG_STRIDE - 2;
+    FB_DEVICE static void quad(const NestCodes<A, P>& codes, Table t, int q, int i, uint32_t (&out)[WORDS]) {
+        const int first = q * codes.base.UNIT + 4 * i * A;
+        if constexpr (P < 8) {
+            FB_UNROLL
+            for (int j = 0; j < 2; j++) {
+                uint32_t at = row_address<BASE, LOG_STRIDE>(codes.base.w, first + j * BASE, t);
+                FB_UNROLL
+                for (int k = 0; k < P - A; k++) {
+                    const int to = LOG_STRIDE + BASE + 2 * k, from = 4 * i + 2 * j;
+                    const uint32_t bits = codes.planes[k].w[q];
+                    at |= (to >= from ? bits << (to - from) : bits >> (from - to)) & 3u << to;
+                }
+                out[j] = lookup(at);
+            }
+        } else {
+            uint32_t bytes = 0;
+            FB_UNROLL
+            for (int k = 0; k < P - A; k++) {
+                const uint32_t nibble = codes.planes[k].w[q] >> (4 * i) & 15;
+                bytes |= (nibble * (0x00204081u << (A + k))) & 0x01010101u << (A + k);
+            }
+            FB_UNROLL
+            for (int j = 0; j < 4; j++) {
+                const Table own{prmt(bytes, t.lane, 0x5504u | (uint32_t)j << 4), t.mask};
+                out[j] = lookup(row_address<BASE, LOG_STRIDE>(codes.base.w, first + j * A, own));
+            }
+        }
+    }
+};
+
+/// What an expander loads of an octet.
+template <class E> struct Loaded { using Of = Codes<E::Q>; };
+template <int A, int P> struct Loaded<Nest<A, P>> { using Of = NestCodes<A, P>; };
+template <class E> using CodesOf = typename Loaded<E>::Of;
+
+// Group-wise schemes: words that the scale of their group has yet to multiply. `factor` makes of the 16 bits that an octet has for a row and
+// group what `times` takes. LEVELS: what comes out is an integer, and rows have scales as well.
+
+/// Scales that are halves.
+struct Scaled {
+    static constexpr bool LEVELS = false;
+    FB_DEVICE static uint32_t factor(uint32_t half) { return prmt(half, 0, 0x1010); }
+    FB_DEVICE static uint32_t times(uint32_t word, uint32_t factor) { return mul_halves(word, factor); }
+};
 
 /// Two neighbouring integers by one table for all groups.
-template <int Q_> struct Ints : Pair<Q_> {
+template <int Q_> struct Ints : Pair<Q_>, Scaled {
     static constexpr bool GROUPED = true;
     FB_DEVICE static Table table(Table t, const Book&, uint32_t) { return t; }
 };
 
+/// Progressive codes: an integer scale and its product with the zero, a byte each, make an int8 weight of a 4-bit code, exactly.
+template <int Q_> struct Levels : Pair<Q_> {
+    static constexpr bool GROUPED = true, LEVELS = true;
+    FB_DEVICE static Table table(Table t, const Book&, uint32_t) { return t; }
+    FB_DEVICE static Words2 factor(uint32_t bytes) {
+        // A byte below 0x64 is the half 1024 + byte.
+        const uint32_t scale = prmt(bytes, 0x64646464, 0x4040), shift = prmt(bytes, 0x64646464, 0x4141);
+        return Words2{{sub_halves(scale, 0x64006400), sub_halves(0x64006400, shift)}};
+    }
+    FB_DEVICE static uint32_t times(uint32_t word, const Words2& factor) { return fma_halves(word, factor.w[0], factor.w[1]); }
+};
+
 /// Two neighbouring indices into one of several codebooks, whose number is the lowest bits of the scale: rows are (codebook, indices).
-template <int Q_> struct Books {
+template <int Q_> struct Books : Scaled {
     static constexpr int Q = Q_, WORDS = 2, BITS = Q / 2;
     static constexpr bool TRELLIS = false, GROUPED = true;
     static constexpr int LOG_STRIDE = BITS <= 6 ? 7 : 6, LOG_COPIES = LOG_STRIDE - 2;
@@ -245,7 +321,7 @@ template <int Q_> struct Books {
 };
 
 /// Integers of 8 bits, which need no table. Repacking has made -128 what it means, -127.
-template <int Q_> struct Bytes {
+template <int Q_> struct Bytes : Scaled {
     static constexpr int Q = Q_, WORDS = 2, LOG_COPIES = 2;
     static constexpr bool TRELLIS = false, GROUPED = true;
     FB_DEVICE static Table table(Table t, const Book&, uint32_t) { return t; }

@@ -18,7 +18,7 @@
 
 /// A run of tile columns in one scheme.
 struct Segment {
-    const unsigned char* codes;  // (pair, octet, 128 Q bytes; of group-wise schemes with the scales behind them)
+    const unsigned char* codes;  // (pair, octet, 128 Q bytes; of group-wise schemes with the scales behind them, of nested ones with planes)
     Book book;
     uint32_t octets, first_col, end_col;
     uint32_t panels, width;   // of the columns, and octets of a panel (the last may have fewer)
@@ -27,6 +27,8 @@ struct Segment {
     uint32_t slots;           // blocks that may share a pair of a panel
     uint32_t scales;          // of an octet's row, of group-wise schemes: 1, 2 or 4
     float factor;             // step
+    uint32_t stride;          // bytes from octet to octet: more than are read of nested codes
+    uint32_t pad;
 };
 
 /// A packed matrix.
@@ -48,7 +50,7 @@ struct GemvArgs {
 };
 
 // The host makes these structures (fracbit-kernels-cuda, `args`).
-static_assert(sizeof(Book) == 24 && sizeof(Segment) == 72 && sizeof(Matrix) == 184 && sizeof(GemvArgs) == 232, "layout of arguments");
+static_assert(sizeof(Book) == 24 && sizeof(Segment) == 80 && sizeof(Matrix) == 200 && sizeof(GemvArgs) == 248, "layout of arguments");
 
 /// Most warps of a block: 128 registers each.
 constexpr int GEMV_WARPS = 16;
@@ -142,7 +144,7 @@ template <class E> constexpr uint32_t STAGES = E::Q <= 5 ? 4 : E::Q <= 8 ? 3 : 2
 
 /// Multiplies four tiles (`q`: the first or the last of an octet) of one strip.
 template <class E>
-FB_DEVICE void multiply_half(float (&acc)[4], const Codes<E::Q>& codes, const Words4* b, uint32_t scales_at, int q, const Segment& s,
+FB_DEVICE void multiply_half(float (&acc)[4], const CodesOf<E>& codes, const Words4* b, uint32_t scales_at, int q, const Segment& s,
                              uint32_t lane, Table t) {
     // Of group-wise schemes: tables and scales of both rows.
     Table own[2] = {t, t};
@@ -151,9 +153,8 @@ FB_DEVICE void multiply_half(float (&acc)[4], const Codes<E::Q>& codes, const Wo
         const uint32_t group = ((uint32_t)q * 4 + lane % 4) * s.scales / 8;
         FB_UNROLL
         for (uint32_t r = 0; r < 2; r++) {
-            const uint32_t half = lds<uint16_t>(scales_at + ((lane / 4 * 2 + r) * s.scales + group) * 2);
-            own[r] = E::table(t, s.book, half);
-            scale[r] = prmt(half, 0, 0x1010);
+            scale[r] = lds<uint16_t>(scales_at + ((lane / 4 * 2 + r) * s.scales + group) * 2);
+            own[r] = E::table(t, s.book, scale[r]);
         }
     }
     FB_UNROLL
@@ -162,8 +163,9 @@ FB_DEVICE void multiply_half(float (&acc)[4], const Codes<E::Q>& codes, const Wo
         E::quad(codes, own[0], q, m, even);
         E::quad(codes, own[1], q, 4 + m, odd);
         if constexpr (E::GROUPED) {
+            const auto first = E::factor(scale[0]), second = E::factor(scale[1]);
             FB_UNROLL
-            for (int j = 0; j < E::WORDS; j++) even[j] = mul_halves(even[j], scale[0]), odd[j] = mul_halves(odd[j], scale[1]);
+            for (int j = 0; j < E::WORDS; j++) even[j] = E::times(even[j], first), odd[j] = E::times(odd[j], second);
         }
         if constexpr (E::WORDS == 4) {
             mma(acc, even[0], odd[0], even[1], odd[1], b[m].w[0], b[m].w[1]);
@@ -179,13 +181,13 @@ template <class E>
 FB_DEVICE void multiply(float (&acc)[2][4], uint32_t at, uint32_t x_at, const Segment& s, uint32_t lane, Table t) {
     constexpr int HALF = E::WORDS == 4 ? 4 : 2;  // vectors of activations of four tiles
     const auto scales_at = [&](uint32_t strip) { return at - lane * 16 + 128 * E::Q + strip * 32 * s.scales; };
-    const auto load = [&](Codes<E::Q>& codes, uint32_t strip) {
-        codes.load(at + strip * 64 * E::Q, lane);
+    const auto load = [&](CodesOf<E>& codes, uint32_t strip) {
+        codes.load_strip(at, strip, lane);
         if constexpr (E::TRELLIS) codes.link(lane);
     };
     // What is kept in registers while the other changes: the codes of both strips, or the activations of the octet.
     if constexpr (E::WORDS == 4 && E::Q <= 16) {
-        Codes<E::Q> codes[2];
+        CodesOf<E> codes[2];
         load(codes[0], 0), load(codes[1], 1);
         FB_UNROLL
         for (int q = 0; q < 2; q++) {
@@ -199,7 +201,7 @@ FB_DEVICE void multiply(float (&acc)[2][4], uint32_t at, uint32_t x_at, const Se
         // Neither finds room.
         FB_UNROLL
         for (uint32_t strip = 0; strip < 2; strip++) {
-            Codes<E::Q> codes;
+            CodesOf<E> codes;
             load(codes, strip);
             FB_UNROLL
             for (int q = 0; q < 2; q++) {
@@ -215,7 +217,7 @@ FB_DEVICE void multiply(float (&acc)[2][4], uint32_t at, uint32_t x_at, const Se
         for (int i = 0; i < 2 * HALF; i++) b[i] = lds<Words4>(x_at + (uint32_t)i * 64);
         FB_UNROLL
         for (uint32_t strip = 0; strip < 2; strip++) {
-            Codes<E::Q> codes;
+            CodesOf<E> codes;
             load(codes, strip);
             FB_UNROLL
             for (int q = 0; q < 2; q++) multiply_half<E>(acc[strip], codes, b + q * HALF, scales_at(strip), q, s, lane, t);
@@ -326,15 +328,15 @@ template <class E> FB_DEVICE void product(const GemvArgs& a, const Segment& s, u
 
     uint32_t at = warp < warps ? start(warp) : units, left = warp < warps ? start(warp + 1) - at : 0;
     uint32_t pair = (from + at) / octets, octet = from + at - pair * octets;
-    const unsigned char* source = s.codes + ((size_t)pair * s.octets + first + octet) * bytes + lane * 16;
+    const unsigned char* source = s.codes + ((size_t)pair * s.octets + first + octet) * s.stride + lane * 16;
     const uint32_t ring = rings + warp * STAGES<E> * bytes + lane * 16, ring_end = ring + STAGES<E> * bytes;
     // The slot that is filled next is also, but for the one that is being filled, the oldest.
     uint32_t slot = ring, ahead = left, rest_of_pair = octets - octet;
-    const size_t skip = (size_t)(s.octets - octets) * bytes;
+    const size_t skip = (size_t)(s.octets - octets) * s.stride;
     const auto next = [&]() {
         if (ahead > 0) {
             fetch<E>(slot, source, s, lane);
-            ahead--, source += bytes;
+            ahead--, source += s.stride;
             if (--rest_of_pair == 0) rest_of_pair = octets, source += skip;
         }
         cp_commit();

@@ -21,7 +21,7 @@ struct PsumArgs {
     uint32_t strips;            // of a block
     uint32_t ranges;            // of strips
 };
-static_assert(sizeof(PsumArgs) == 248, "arguments");
+static_assert(sizeof(PsumArgs) == 264, "arguments");
 
 /// Threads of a block that builds and reads.
 constexpr uint32_t PSUM_THREADS = 512;

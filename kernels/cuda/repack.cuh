@@ -15,8 +15,10 @@ struct RepackArgs {
     uint32_t scales_row;        // of group-wise schemes: scales of a row of an octet, behind its codes; else 0
     uint32_t rows, group, groups;
     const uint16_t* scales;     // (rows, groups)
+    uint32_t stride;            // bytes from octet to octet
+    uint32_t pad;
 };
-static_assert(sizeof(RepackArgs) == 72, "arguments");
+static_assert(sizeof(RepackArgs) == 80, "arguments");
 
 /// Bytes are integers, of which -128 means -127.
 constexpr uint32_t INTEGERS = 1;
@@ -27,7 +29,6 @@ constexpr uint32_t PLACES = 2;
 /// One thread moves two bytes of a lane at a time, which odd rates may have from two tiles.
 FB_DEVICE void repack(const RepackArgs& a) {
     const uint32_t unit = a.quarters, words = unit / 2, strip_bytes = 64 * unit, tile_bytes = 8 * unit;
-    const uint32_t octet_bytes = 2 * strip_bytes + 64 * a.scales_row;
     const uint64_t total = (uint64_t)a.pairs * a.octets * 2 * strip_bytes / 2;
     for (uint64_t i = (uint64_t)block_x() * threads_x() + thread_x(); i < total; i += (uint64_t)blocks_x() * threads_x()) {
         const uint32_t at = (uint32_t)(i % (strip_bytes / 2)) * 2;
@@ -58,7 +59,7 @@ FB_DEVICE void repack(const RepackArgs& a) {
                 v |= (a.kind == INTEGERS && b == 0x80 ? 0x81 : b) << (8 * k);
             }
         }
-        stg((uint16_t*)(a.to + rest / 2 * octet_bytes + strip_in_pair * strip_bytes + at), (uint16_t)v);
+        stg((uint16_t*)(a.to + rest / 2 * a.stride + strip_in_pair * strip_bytes + at), (uint16_t)v);
     }
     // A scale for every 128 / scales_row columns of each row.
     const uint64_t scales = (uint64_t)a.pairs * a.octets * 32 * a.scales_row;
@@ -69,6 +70,6 @@ FB_DEVICE void repack(const RepackArgs& a) {
         const uint32_t col = (uint32_t)(item % a.octets) * 128 + in_octet % a.scales_row * (128 / a.scales_row);
         const uint32_t group = a.groups == 1 ? 0 : col / a.group;
         const uint16_t v = row < a.rows && group < a.groups ? ldg(a.scales + (size_t)row * a.groups + group) : (uint16_t)0;
-        stg((uint16_t*)(a.to + item * octet_bytes + 2 * strip_bytes) + in_octet, v);
+        stg((uint16_t*)(a.to + item * a.stride + 2 * strip_bytes) + in_octet, v);
     }
 }

@@ -49,10 +49,11 @@ pub(crate) fn run(check: bool) -> Outcome {
     Ok(())
 }
 
-/// The units of CUDA instances: one for pairs and scalars, one for group-wise schemes, one for each
-/// trellis code, one for each half-trellis code, one for additive codebooks.
-pub(crate) const CUDA_UNITS: [&str; 9] =
-    ["pair", "grouped", "fine", "fast", "hyb", "half_fine", "half_fast", "half_hyb", "additive"];
+/// The units of CUDA instances: one for pairs and scalars, one for group-wise and progressive
+/// schemes, one for each trellis code, one for each half-trellis code, one for additive codebooks,
+/// one for nested scalar codes.
+pub(crate) const CUDA_UNITS: [&str; 10] =
+    ["pair", "grouped", "fine", "fast", "hyb", "half_fine", "half_fast", "half_hyb", "additive", "nest"];
 
 /// The instances of every family, by unit: (`kernels/cuda/gen/UNIT.inc`, text). An instance is
 /// numbered by its rate in quarters of a bit per weight, of a half-trellis the lower.
@@ -74,6 +75,26 @@ fn cuda_units(families: &[Family]) -> Result<Vec<(String, String)>, Failure> {
                     add("additive", 0, format!("FB_PSUMS({name}, {body}, int{bits}_t, {tokens})"));
                 }
             }
+            continue;
+        }
+        if family.name == "nest-nuq" {
+            // The coarsest codes alone run the kernels of scalar codes.
+            for (low, bits) in family.rates.iter().filter_map(|rate| rate.split_once("..")) {
+                if low != bits {
+                    let q = quarters(bits)?;
+                    add("nest", q, format!("FB_GEMV_NEST(gemv_nest_{low}_{bits}, {low}, {bits})"));
+                    add("nest", q, format!("FB_DEQUANT_NEST(dequant_nest_{low}_{bits}, {low}, {bits})"));
+                }
+            }
+            continue;
+        }
+        if family.name == "qoq" {
+            add("grouped", 16, "FB_GEMV(gemv_levels_16, Levels<16>, Levels<16>)".to_owned());
+            add("grouped", 16, "FB_DEQUANT(dequant_levels_16, Levels<16>)".to_owned());
+            continue;
+        }
+        if family.name == "nest-tcq" {
+            // Planes are matrices of trellis codes.
             continue;
         }
         for rate in if family.codes.is_empty() { family.rates.as_slice() } else { &[] } {

@@ -34,7 +34,7 @@ const ARCHITECTURES: [u32; 4] = [80, 86, 89, 90];
 /// Most instructions per weight of an inner loop, by kernel; the first match counts. The tensor
 /// cores take eight tokens for the price of one. Trellis codes are bound by their lookups, not by
 /// this (docs/cuda.md).
-const GATES: [(&str, f64); 15] = [
+const GATES: [(&str, f64); 17] = [
     ("gemv_fast_8", 3.3),
     ("gemv_fast_", 4.6),
     ("gemv_hyb_", 3.3),
@@ -42,6 +42,8 @@ const GATES: [(&str, f64); 15] = [
     ("gemv_single_", 2.9),
     ("gemv_ints_", 2.95),
     ("gemv_books_", 3.1),
+    ("gemv_levels_", 3.1),
+    ("gemv_nest_", 12.0),
     ("gemv_bytes_", 2.8),
     ("gemv_half_fast_", 4.6),
     ("gemv_half_hyb_", 3.3),

@@ -11,7 +11,7 @@ use fracbit_io::ModelConfig;
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{Buffer, Device, DeviceMatrix, LoadError, Workspace};
 use fracbit_load::{Error, Opened, Progress};
-use fracbit_model::{FloatId, LinearId, OnlineRotations, RotationMode, SampleConfig};
+use fracbit_model::{FloatId, LinearId, OnlineRotations, Precision, RotationMode, SampleConfig};
 use fracbit_model_cuda::{Builder, Decoder, DeviceModel};
 use fracbit_plan::Preset;
 use half::f16;
@@ -134,7 +134,7 @@ fn check<D: Device>(
     let x = cases::activations(cols, 1);
     let input = Buffer::of(device, &x, "x")?;
     let y = Buffer::zeroed(device, 4 * rows, "y")?;
-    matrix.apply(&input, &y, 1, false, work)?;
+    matrix.at(None).apply(&input, &y, 1, false, work)?;
     let got: Vec<f32> = y.read(rows)?;
     for (got, row) in got.iter().zip(weights.chunks_exact(cols)) {
         let (mut want, mut bound) = (0.0, 1e-6);
@@ -159,8 +159,8 @@ fn stream<D: Device>(
     let Shape { rows, cols } = matrices[0].shape();
     let x = Buffer::of(device, &cases::activations(batch * cols, 1), "x")?;
     let y = Buffer::zeroed(device, 4 * batch * rows, "y")?;
-    let graph =
-        device.record(&mut || matrices.iter().try_for_each(|m| m.apply(&x, &y, batch, false, work)))?;
+    let graph = device
+        .record(&mut || matrices.iter().try_for_each(|m| m.at(None).apply(&x, &y, batch, false, work)))?;
     let mut failure = None;
     let spreads = rounds(count, 1, |_| {
         rate(|| {
@@ -272,7 +272,7 @@ pub fn device_model<D: Device>(
         return Err(e);
     }
     #[expect(clippy::cast_precision_loss, reason = "a count to divide")]
-    let bytes = model.step_bytes() as f64;
+    let bytes = model.step_bytes(Precision::FULL) as f64;
     let speed = |(&prompt, &prefill): (&usize, &Spread)| DeviceModelSpeed {
         model: name.clone(),
         scheme: scheme.clone(),

@@ -26,6 +26,7 @@ mod built {
     use fracbit_bench::{
         self as bench, DeviceKernelSpeed, DeviceModelSpeed, DeviceSubject, KernelOptions, ModelOptions,
     };
+    use fracbit_model::Precision;
     use std::path::Path;
 
     /// Does something with a model on the GPU; with a quantized directory every checksum is
@@ -91,7 +92,11 @@ mod built {
         let model = opened.on_device(&gpu, true)?;
         let base = baseline.map(|b| b.on_device(&gpu, true)).transpose()?;
         context.progress.note(&format!("on {}", gpu.name()));
-        cuda::score(&model, base.as_ref(), &windows, opened.bits_per_weight(), &context.progress)
+        let bits = match options.precision {
+            Precision::FULL => opened.bits_per_weight(),
+            some => model.step_bits(some),
+        };
+        cuda::score(&model, base.as_ref(), &windows, (options.precision, bits), &context.progress)
             .map_err(|e| Failure::new(Exit::Failed, anyhow::Error::new(e)))
     }
 }

@@ -40,6 +40,8 @@ pub(crate) struct SegmentArgs {
     pub(crate) slots: u32,
     pub(crate) scales: u32,
     pub(crate) factor: f32,
+    pub(crate) stride: u32,
+    pub(crate) pad: u32,
 }
 
 /// `Matrix` of `gemv.cuh`.
@@ -91,6 +93,32 @@ pub(crate) struct PsumArgs {
     pub(crate) ranges: u32,
 }
 
+/// `Round8Args` of `w4a8.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub(crate) struct Round8Args {
+    pub(crate) x: Address,
+    pub(crate) to: Address,
+    pub(crate) tokens: u32,
+    pub(crate) cols: u32,
+    pub(crate) octets: u32,
+    pub(crate) tile: u32,
+}
+
+/// `W4a8Args` of `w4a8.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub(crate) struct W4a8Args {
+    pub(crate) w: MatrixArgs,
+    pub(crate) x: Address,
+    pub(crate) y: Address,
+    pub(crate) parts: Address,
+    pub(crate) tokens: u32,
+    pub(crate) y_stride: u32,
+    pub(crate) accumulate: u32,
+    pub(crate) ranges: u32,
+}
+
 /// `DequantArgs` of `expand.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -99,6 +127,8 @@ pub(crate) struct DequantArgs {
     pub(crate) out: Address,
     pub(crate) segment: u32,
     pub(crate) raw: u32,
+    pub(crate) add: u32,
+    pub(crate) pad: u32,
 }
 
 /// `RepackArgs` of `repack.cuh`.
@@ -120,12 +150,16 @@ pub(crate) struct RepackArgs {
     pub(crate) group: u32,
     pub(crate) groups: u32,
     pub(crate) scales: Address,
+    pub(crate) stride: u32,
+    pub(crate) pad: u32,
 }
 
 const _: () = assert!(
-    size_of::<GemvArgs>() == 232
-        && size_of::<MatrixArgs>() == 184
-        && size_of::<RepackArgs>() == 72
-        && size_of::<PsumArgs>() == 248,
-    "as gemv.cuh, repack.cuh and psumbook.cuh assert"
+    size_of::<GemvArgs>() == 248
+        && size_of::<MatrixArgs>() == 200
+        && size_of::<RepackArgs>() == 80
+        && size_of::<PsumArgs>() == 264
+        && size_of::<Round8Args>() == 32
+        && size_of::<W4a8Args>() == 240,
+    "as gemv.cuh, repack.cuh, psumbook.cuh and w4a8.cuh assert"
 );

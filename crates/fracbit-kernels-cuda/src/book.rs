@@ -50,6 +50,12 @@ impl Book {
             (Family::Int | Family::Gnuq, _) if scheme.quarters() == 32 => {
                 Self { rows: vec![0], log_stride: 4, log_copies: 2 }
             }
+            (Family::Qoq(_), _) => {
+                // Codes are integers whatever the table; scale and zero come with the group.
+                let code = |row: usize, i: usize| (row >> (4 * i) & 15) as i16;
+                let rows = (0..256).map(|row| pair(code(row, 0), code(row, 1))).collect();
+                Self { rows, log_stride: 7, log_copies: 5 }
+            }
             (Family::Int | Family::Gnuq, _) => {
                 // Two neighbouring indices, the first in the low bits, and above them the number of
                 // the codebook.
@@ -88,6 +94,23 @@ impl Book {
     fn widest(rows: Vec<u32>) -> Self {
         let log_stride = (LOG_WIDEST - rows.len().trailing_zeros()).min(7);
         Self { rows, log_stride, log_copies: log_stride - 2 }
+    }
+
+    /// The table of a scalar code of `bits` bits with rows in the order of nested codes whose
+    /// coarsest have `low` (`Nest` of `codes.cuh`): of pairs the coarsest codes of both weights,
+    /// then the bits of each plane.
+    #[must_use]
+    pub(crate) fn nested(&self, low: u32, bits: u32) -> Self {
+        if self.log_rows() != 2 * bits {
+            return self.clone(); // single weights
+        }
+        let index = |row: usize, which: u32| {
+            let coarse = row >> (which * low) & ((1 << low) - 1);
+            let plane = |k: u32| (row >> (2 * low + 2 * k + which) & 1) << (low + k);
+            (0..bits - low).fold(coarse, |index, k| index | plane(k))
+        };
+        let row = |row: usize| self.rows[index(row, 0) | index(row, 1) << bits];
+        Self { rows: (0..self.rows.len()).map(row).collect(), ..*self }
     }
 
     /// Logarithm of the number of rows.

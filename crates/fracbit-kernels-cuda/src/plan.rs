@@ -1,8 +1,8 @@
 //! How a packed matrix is laid out on a device and how its kernels are launched.
 
 use crate::{Book, Product, PsumPlan};
-use fracbit_base::{Code, Family, Scheme, Shape};
-use fracbit_format::{Layout, PackedView, SchemeSpec, TILE_COLS, TILE_ROWS};
+use fracbit_base::{Code, Family, Ladder, Scheme, Shape};
+use fracbit_format::{Codebook, Layout, PackedView, SchemeSpec, TILE_COLS, TILE_ROWS};
 
 /// Tile columns that a warp takes at a time.
 pub const OCTET: usize = 8;
@@ -36,12 +36,6 @@ pub enum Unsupported {
         /// The shape.
         shape: Shape,
     },
-    /// A scheme of several planes or levels.
-    #[error("cuda: {scheme} has no kernels here yet; run it on the CPU")]
-    Scheme {
-        /// The scheme.
-        scheme: Scheme,
-    },
 }
 
 /// A run of tile columns in one scheme.
@@ -51,8 +45,10 @@ pub struct SegmentPlan {
     pub dequant: String,
     /// Rate in quarters of a bit per weight: a lane's bytes of a tile.
     pub quarters: usize,
-    /// Scales of an octet's row, of group-wise schemes (1, 2 or 4); else 0.
+    /// Scales of an octet's row, of group-wise and progressive schemes (1, 2 or 4); else 0.
     pub scales: usize,
+    /// Bytes from octet to octet of a pair of strips.
+    pub stride: usize,
     /// Byte offset of the segment in a canonical row of tiles.
     pub offset: usize,
     /// Tile columns.
@@ -149,56 +145,54 @@ fn expander(scheme: Scheme) -> String {
         (Family::Int, _) if quarters == 32 => "bytes",
         (Family::Int, _) => "ints",
         (Family::Gnuq, _) => "books",
+        (Family::Qoq(_), _) => "levels",
         (_, code) => code.unwrap_or(Code::Fine).name(),
     };
     format!("{name}_{quarters}")
 }
 
 impl MatrixPlan {
-    /// Whether there are kernels for a scheme: not for nested and progressive ones.
-    #[must_use]
-    pub fn supports(scheme: Scheme) -> bool {
-        let spec = SchemeSpec::of(scheme);
-        scheme.planes() == 1 && spec.coarsest().is_none() && spec.second_level.is_none()
-    }
-
-    /// Refuses what there are no kernels for.
-    pub(crate) fn require_kernels(view: &PackedView<'_>) -> Result<(), Unsupported> {
-        let scheme = view.layout().scheme();
-        if Self::supports(scheme) { Ok(()) } else { Err(Unsupported::Scheme { scheme }) }
-    }
-
-    /// The plan of `view`.
+    /// The plan of `view`, in a scheme of one precision.
     ///
     /// # Errors
-    /// When the scales are laid out in a way the kernels do not run, and for a scheme without
-    /// kernels.
+    /// When the scales are laid out in a way the kernels do not run.
+    ///
+    /// # Panics
+    /// For a nested scheme.
     pub fn new(view: &PackedView<'_>) -> Result<Self, Unsupported> {
-        Self::require_kernels(view)?;
-        let layout: &Layout = view.layout();
-        let (shape, groups) = (view.shape(), view.groups());
-        let grouped = layout.scheme().group().is_some();
+        Self::of(view.layout(), view.group(), view.codebooks())
+    }
+
+    /// The plan of a matrix laid out so, whose scales are of `group` columns.
+    pub(crate) fn of(layout: &Layout, group: usize, codebooks: &[&Codebook]) -> Result<Self, Unsupported> {
+        let (shape, scheme) = (layout.shape(), layout.scheme());
+        assert!(!scheme.nested(), "{scheme} is planned precision by precision");
+        let (groups, grouped) = (shape.cols.div_ceil(group), scheme.group().is_some());
+        let progressive = SchemeSpec::of(scheme).second_level.is_some();
         let unit = if grouped { SCALE_COLS } else { OCTET_COLS };
-        let unsupported = Unsupported::Group { group: view.group(), unit, scheme: layout.scheme(), shape };
-        if groups > 1 && !view.group().is_multiple_of(unit) {
+        let unsupported = Unsupported::Group { group, unit, scheme, shape };
+        if groups > 1 && !group.is_multiple_of(unit) {
             return Err(unsupported);
         }
         let mut segments = Vec::with_capacity(2);
-        for (segment, codebook) in layout.segments().iter().zip(view.codebooks()) {
+        for (segment, codebook) in layout.segments().iter().zip(codebooks) {
             let first_col = segment.start * TILE_COLS;
             if groups > 1 && !first_col.is_multiple_of(OCTET_COLS) {
                 return Err(unsupported);
             }
-            segments.push(SegmentPlan {
+            let mut plan = SegmentPlan {
                 dequant: format!("dequant_{}", expander(segment.scheme)),
                 quarters: usize::from(segment.scheme.quarters()),
-                scales: match view.group() {
+                scales: match group {
+                    // Integer scales of 128 columns or of rows.
+                    _ if progressive => 1,
                     _ if !grouped => 0,
                     _ if groups == 1 => 1,
                     group if group.is_multiple_of(OCTET_COLS) => 1,
                     group if group.is_multiple_of(OCTET_COLS / 2) => 2,
                     _ => OCTET_COLS / SCALE_COLS,
                 },
+                stride: 0,
                 offset: segment.offset,
                 tiles: segment.end - segment.start,
                 octets: (segment.end - segment.start).div_ceil(OCTET),
@@ -206,20 +200,43 @@ impl MatrixPlan {
                 end_col: shape.cols.min(segment.end * TILE_COLS),
                 factor: codebook.step(),
                 book: Book::new(codebook),
-            });
+            };
+            plan.stride = plan.octet_bytes();
+            segments.push(plan);
         }
         let name = layout.segments().first().map_or_else(String::new, |s| expander(s.scheme));
         let half = if segments.len() == 2 { "half_" } else { "" };
         Ok(Self {
             gemv: format!("gemv_{half}{name}"),
             shape,
-            group: view.group(),
+            group,
             groups,
             pairs: layout.tiles_down().div_ceil(2),
             row_bytes: layout.row_bytes(),
             segments,
-            psums: view.codebooks().first().and_then(|book| PsumPlan::new(book)),
+            psums: codebooks.first().and_then(|book| PsumPlan::new(book)),
         })
+    }
+
+    /// The plan of nested scalar codes read at `bits` bits: `layout` and `table` are those of the
+    /// scalar code of so many bits, `ladder` says which there are.
+    pub(crate) fn reading(
+        layout: &Layout,
+        group: usize,
+        table: &Codebook,
+        ladder: Ladder,
+    ) -> Result<Self, Unsupported> {
+        let mut plan = Self::of(layout, group, &[table])?;
+        let (low, bits) = (ladder.low(), u32::from(layout.scheme().quarters()) / 4);
+        for segment in &mut plan.segments {
+            segment.stride = segment.stride / bits as usize * ladder.high() as usize;
+            if bits > low {
+                segment.dequant = format!("dequant_nest_{low}_{bits}");
+                segment.book = segment.book.nested(low, bits);
+                plan.gemv = format!("gemv_nest_{low}_{bits}");
+            }
+        }
+        Ok(plan)
     }
 
     /// How a product of `batch` (1 to 8) tokens is made: what is faster, by counts.
@@ -231,7 +248,7 @@ impl MatrixPlan {
     /// Bytes of one segment's codes on the device.
     #[must_use]
     pub fn code_bytes(&self, segment: &SegmentPlan) -> usize {
-        self.pairs * segment.octets * segment.octet_bytes()
+        self.pairs * segment.octets * segment.stride
     }
 
     /// The launch of a product with `batch` (1 to 8) tokens.
@@ -329,7 +346,8 @@ impl MatrixPlan {
 }
 
 impl SegmentPlan {
-    /// Bytes of an octet of a pair of strips: codes, and the scales of group-wise schemes.
+    /// Bytes that are read of an octet of a pair of strips: codes, and the scales of group-wise
+    /// schemes.
     #[must_use]
     pub fn octet_bytes(&self) -> usize {
         2 * TILE_ROWS * (OCTET_COLS * self.quarters / 32 + size_of::<u16>() * self.scales)
@@ -363,8 +381,10 @@ impl SegmentPlan {
     }
 
     /// Whether a word of the table holds one weight.
-    fn single(&self) -> bool {
-        ["fine", "fast", "single"].iter().any(|name| self.dequant.contains(name))
+    #[must_use]
+    pub fn single(&self) -> bool {
+        let nested = self.dequant.contains("nest") && self.quarters == 32;
+        nested || ["fine", "fast", "single"].iter().any(|name| self.dequant.contains(name))
     }
 
     /// Bytes of shared memory of an expansion with `warps` warps.

@@ -1,11 +1,12 @@
 // What the device code is made of. The build script of this crate and `xtask` include this file.
 
 /// Units of device code, each one module: a name and the instances it includes.
-pub(crate) const UNITS: [(&str, &str); 13] = [
+pub(crate) const UNITS: [(&str, &str); 15] = [
     ("model", "model.inc"),
     ("gemm", "gemm.inc"),
     ("prompt", "prompt.inc"),
     ("encode", "encode.inc"),
+    ("w4a8", "w4a8.inc"),
     ("pair", "gen/pair.inc"),
     ("grouped", "gen/grouped.inc"),
     ("fine", "gen/fine.inc"),
@@ -15,14 +16,16 @@ pub(crate) const UNITS: [(&str, &str); 13] = [
     ("half_fast", "gen/half_fast.inc"),
     ("half_hyb", "gen/half_hyb.inc"),
     ("additive", "gen/additive.inc"),
+    ("nest", "gen/nest.inc"),
 ];
 
 /// The headers that the units include, by unit: `gen` stands for all generated ones.
-pub(crate) const HEADERS: [(&str, &[&str]); 6] = [
+pub(crate) const HEADERS: [(&str, &[&str]); 7] = [
     ("model", &["attend_few.cuh", "dense.cuh", "model.cuh", "repack.cuh", "rotate_few.cuh", "sample.cuh"]),
     ("gemm", &["gemm.cuh", "gemm_warpgroup.cuh", "warpgroup.cuh"]),
     ("prompt", &["model.cuh", "prompt.cuh"]),
     ("encode", &["encode.cuh"]),
+    ("w4a8", &["codes.cuh", "gemv.cuh", "w4a8.cuh"]),
     ("additive", &["additive.cuh", "codes.cuh", "expand.cuh", "gemv.cuh", "psumbook.cuh"]),
     ("gen", &["codes.cuh", "gemv.cuh", "expand.cuh"]),
 ];

@@ -24,7 +24,12 @@ fn every_instance_matches_the_reference() {
         let device = Shim::start(folder, limits).expect("the shim builds and starts");
         parity::check_all(&device, |_, case| case.multiprocessors == multiprocessors, &mut found);
         parity::check_deals(&device, |case| case.multiprocessors == multiprocessors, &mut found);
+        parity::check_nested(&device, |_, case| case.multiprocessors == multiprocessors, &mut found);
+        parity::check_integers(&device, |_, case| case.multiprocessors == multiprocessors, &mut found);
         parity::check_psums(&device, |_, case| case.multiprocessors == multiprocessors, &mut found);
+    }
+    for name in ["fb_w4a8_16", "fb_w4a8_32", "fb_w4a8_64", "fb_w4a8_finish"] {
+        assert!(found.names.contains(name), "{name} did not run");
     }
     // All generated instances ran.
     for unit in fs::read_dir(shim::sources().join("gen")).expect("kernels/cuda/gen").flatten() {

@@ -12,7 +12,7 @@ use fracbit_io::Dtype;
 #[cfg(feature = "cuda")]
 pub use fracbit_kernels_cuda::Gpu;
 use fracbit_kernels_cuda::{Device, DeviceError};
-use fracbit_model::{Comparison, FloatId, LinearId, RotationMode, eval};
+use fracbit_model::{Comparison, FloatId, LinearId, Precision, RotationMode, eval};
 use fracbit_model_cuda::Builder;
 pub use fracbit_model_cuda::{Decoder, DeviceModel, DeviceState};
 use fracbit_plan::plan::Storage;
@@ -153,7 +153,8 @@ impl Opened {
 const TURN: usize = 256;
 
 /// Scores windows of tokens on a device, beside a baseline there if one is given: every token but
-/// the last of a window predicts the next.
+/// the last of a window predicts the next. Nested weights are read as a precision says, whose bits
+/// per weight are given with it.
 ///
 /// # Errors
 /// When the device fails, a window does not fit a model, or the two have different vocabularies.
@@ -161,7 +162,7 @@ pub fn score<D: Device>(
     model: &DeviceModel<'_, D>,
     baseline: Option<&DeviceModel<'_, D>>,
     windows: &[Vec<u32>],
-    bits_per_weight: f64,
+    (precision, bits_per_weight): (Precision, f64),
     progress: &dyn Progress,
 ) -> Result<Evaluation, Error> {
     let vocabulary = model.config().vocab_size;
@@ -173,6 +174,7 @@ pub fn score<D: Device>(
     // The last token of a window is predicted and not run.
     let longest = windows.iter().map(|w| w.len().saturating_sub(1)).max().unwrap_or(0).max(1);
     let mut state: DeviceState<'_, D> = model.state(longest)?;
+    state.set_precision(precision);
     let mut beside = baseline.map(|b| b.state(longest).map(|state| (b, state))).transpose()?;
     let (mut found, mut wanted) = (Comparison::default(), Vec::new());
     for window in windows {

@@ -2,10 +2,12 @@
 
 use crate::Error;
 use fracbit_kernels_cuda::{
-    Device, DeviceError,
+    Buffer, Device, DeviceError,
     ops::{AttentionShape, Cache},
 };
 use fracbit_model::{Cached, PageList, PageMemory, PagePool, Precision, pages::POSITIONS};
+use fracbit_schedule::Features;
+use half::f16;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const _: () = assert!(POSITIONS == fracbit_kernels_cuda::ops::PAGE, "pages are the same everywhere");
@@ -56,16 +58,52 @@ impl<D: Device> PageMemory for DeviceMemory<'_, D> {
 pub struct DeviceSequence<'d, D: Device> {
     pub(crate) list: PageList<DeviceMemory<'d, D>>,
     pub(crate) chunk: usize,
+    pub(crate) precision: Precision,
+    /// Rows that the last step gave it.
+    pub(crate) rows: usize,
 }
 
 impl<'d, D: Device> DeviceSequence<'d, D> {
     pub(crate) fn new(pool: PagePool<DeviceMemory<'d, D>>, capacity: usize, chunk: usize) -> Self {
-        Self { list: PageList::new(pool, capacity), chunk }
+        Self { list: PageList::new(pool, capacity), chunk, precision: Precision::FULL, rows: 0 }
     }
 
     /// Numbers of the pages that are there.
     pub(crate) fn table(&self) -> Vec<u32> {
         self.list.reserved().iter().map(|page| *page.room()).collect()
+    }
+}
+
+impl<'d, D: Device> DeviceSequence<'d, D> {
+    /// Keys and values of the first `tokens` in a layer, (positions, heads, width); `None` where
+    /// there is no such layer.
+    pub(crate) fn features(
+        &self,
+        device: &'d D,
+        layer: usize,
+        tokens: usize,
+    ) -> Result<Option<Features>, DeviceError> {
+        let memory = self.list.pool().memory();
+        let (Some(cache), shape) = (memory.caches.get(layer), &memory.shape) else { return Ok(None) };
+        let (tokens, pages) = (tokens.min(self.list.len()), self.table());
+        let page = POSITIONS * shape.kv_heads * shape.d;
+        let gather = |from: &Buffer<'d, D>| {
+            let pages = &pages[..tokens.div_ceil(POSITIONS)];
+            let all = Buffer::room(device, 2 * page * pages.len().max(1), "a sequence's cache")?;
+            for (i, &number) in pages.iter().enumerate() {
+                let at = |n: usize| (2 * page * n) as u64;
+                device.copy(from.at() + at(number as usize), all.at() + at(i), 2 * page)?;
+            }
+            let halves: Vec<u16> = all.read(page * pages.len())?;
+            let mut out = Vec::with_capacity(tokens * shape.kv_heads * shape.d);
+            for (position, head) in (0..tokens).flat_map(|p| (0..shape.kv_heads).map(move |head| (p, head))) {
+                let row = (position / POSITIONS * shape.kv_heads + head) * POSITIONS + position % POSITIONS;
+                let values = &halves[row * shape.d..(row + 1) * shape.d];
+                out.extend(values.iter().map(|&bits| f16::from_bits(bits).to_f32()));
+            }
+            Ok::<_, DeviceError>(out)
+        };
+        Ok(Some(Features { keys: gather(&cache.keys)?, values: gather(&cache.values)? }))
     }
 }
 
@@ -89,10 +127,10 @@ impl<'d, D: Device> Cached for DeviceSequence<'d, D> {
     }
 
     fn precision(&self) -> Precision {
-        Precision::FULL
+        self.precision
     }
 
-    fn set_precision(&mut self, _: Precision) {
-        // Nested weights, which alone have several, do not come to a device.
+    fn set_precision(&mut self, precision: Precision) {
+        self.precision = precision;
     }
 }

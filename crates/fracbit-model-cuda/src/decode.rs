@@ -1,6 +1,6 @@
 //! Token by token: one recorded step, one wait for each token.
 
-use crate::{DeviceModel, DeviceState, Error};
+use crate::{DeviceModel, DeviceState, Error, graph::Products};
 use fracbit_kernels_cuda::{
     Buffer, Device,
     ops::{self, Draw, SampleWork, Step, StepRows},
@@ -59,9 +59,10 @@ impl<'m, 'd, D: Device> Decoder<'m, 'd, D> {
         };
         let graph = {
             let (on, caches) = (&state.work, state.sequence.list.pool().memory().caches());
+            let precision = state.sequence.precision;
             device.record(&mut || {
-                model.blocks(on, caches, StepRows::of_one(1), None)?;
-                model.head(on, &on.x, 0, 1)?;
+                model.blocks(on, caches, StepRows::of_one(1), &Products::few(precision))?;
+                model.head(on, &on.x, (0, 1), precision)?;
                 ops::sample(&on.step, &on.logits, &out, &uniforms, &seen, &work, &draw)
             })?
         };

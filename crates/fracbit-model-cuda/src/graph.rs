@@ -1,6 +1,7 @@
 //! The graph over the weights: what a step launches.
 
 use crate::model::{DeviceModel, Group, HeadTables, Linear};
+use fracbit_base::{Family, Rate};
 use fracbit_io::{Activation, QkNorm};
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError,
@@ -9,6 +10,7 @@ use fracbit_kernels_cuda::{
         RotationTables, SEQUENCES, Step, StepRows,
     },
 };
+use fracbit_model::Precision;
 
 /// Tokens that the products of packed matrices take together.
 pub const MAX_ROWS: usize = 8;
@@ -26,33 +28,50 @@ pub(crate) struct Dense<'d, D: Device> {
     weights: Buffer<'d, D>,
 }
 
+/// How the products of a step are made.
+#[derive(Debug)]
+pub(crate) struct Products<'m, 'd, D: Device> {
+    /// As dense ones, of long prompts.
+    pub(crate) many: Option<&'m Dense<'d, D>>,
+    /// Most bits that are read of nested weights; all there are without a bound.
+    pub(crate) bits: Option<Rate>,
+}
+
+impl<D: Device> Products<'_, '_, D> {
+    /// Of at most [`MAX_ROWS`] rows at a precision.
+    pub(crate) fn few(precision: Precision) -> Self {
+        Self { many: None, bits: precision.rate() }
+    }
+}
+
 impl<'d, D: Device> Group<'d, D> {
     fn apply(
         &self,
-        (model, s): (&DeviceModel<'d, D>, &DeviceWork<'d, D>),
+        (model, s, of): (&DeviceModel<'d, D>, &DeviceWork<'d, D>, &Products<'_, 'd, D>),
         x: &Buffer<'_, D>,
         y: &Buffer<'_, D>,
         batch: usize,
         accumulate: bool,
-        many: Option<&Dense<'d, D>>,
     ) -> Result<(), DeviceError> {
         // Rows that belong elsewhere are made apart and then put in place.
         let moved = self.places.as_ref().map(|places| (places, s.apart.as_ref().expect("room for them")));
         let (to, add) = moved.map_or((y, accumulate), |(_, apart)| (apart, false));
         let place = |offset: &usize| (*offset, self.rows);
-        if let Some(Dense { halves, weights }) = many {
+        if let Some(Dense { halves, weights }) = of.many {
             let cols = match &self.parts[0].1 {
                 Linear::Packed(m) => m.shape().cols,
                 Linear::Dense(m) => m.cols(),
             };
             ops::halve(model.device, x, halves, batch * cols)?;
             self.parts.iter().try_for_each(|(at, linear)| match linear {
-                Linear::Packed(m) => m.apply_many(halves, weights, to, place(at), batch, add),
+                Linear::Packed(m) => {
+                    m.at(of.bits).apply_many((x, halves), weights, to, place(at), batch, add)
+                }
                 Linear::Dense(m) => m.apply_many(model.device, halves, to, place(at), batch, add),
             })?;
         } else {
             self.parts.iter().try_for_each(|(at, linear)| match linear {
-                Linear::Packed(m) => m.apply_at(x, to, place(at), batch, add, &model.work),
+                Linear::Packed(m) => m.at(of.bits).apply_at(x, to, place(at), batch, add, &model.work),
                 Linear::Dense(m) => m.apply_at(model.device, x, to, place(at), batch, add),
             })?;
         }
@@ -85,6 +104,8 @@ pub struct DeviceWork<'d, D: Device> {
     local_rope_table: Option<Buffer<'d, D>>,
     growth: Option<Buffer<'d, D>>,
     shape: AttentionShape,
+    /// Tokens from which on they run together.
+    pub(crate) from: usize,
     /// `None` where it is not worth it, or memory is short: then tokens run eight at a time.
     pub(crate) dense: Option<Dense<'d, D>>,
 }
@@ -142,8 +163,21 @@ impl<'d, D: Device> DeviceModel<'d, D> {
                 .map(|_| Buffer::of(device, &growth, "growth of queries"))
                 .transpose()?,
             shape,
+            from: self.prompt_from(),
             dense: self.dense(together),
         })
+    }
+
+    /// Tokens from which on a prompt runs together: progressive codes meet any number of them as
+    /// they are.
+    fn prompt_from(&self) -> usize {
+        let groups = self.layers.iter().flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]);
+        let progressive = |linear: &Linear<'d, D>| match linear {
+            Linear::Packed(matrix) => matches!(matrix.scheme().family(), Family::Qoq(_)),
+            Linear::Dense(_) => false,
+        };
+        let all = groups.flat_map(|g| &g.parts).all(|(_, linear)| progressive(linear));
+        if all { MAX_ROWS + 1 } else { PROMPT_FROM }
     }
 
     /// Room for products of `rows` tokens whose rows come in another order.
@@ -180,10 +214,11 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         s: &DeviceWork<'d, D>,
         caches: &[Cache<'d, D>],
         of: StepRows,
-        many: Option<&Dense<'d, D>>,
+        products: &Products<'_, 'd, D>,
     ) -> Result<(), DeviceError> {
         let (device, config, width) = (self.device, &self.config, self.config.hidden_size);
         let rows = of.all();
+        let on = (self, s, products);
         match &self.embed_out {
             None => ops::embed(device, &s.step, self.embed.weights(), &s.x, rows, width)?,
             Some(tables) => {
@@ -199,7 +234,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         };
         for ((i, layer), cache) in self.layers.iter().enumerate().zip(caches) {
             let input = self.read(s, layer.attention_norm.as_ref(), layer.attention_in.as_ref(), rows)?;
-            layer.qkv.apply((self, s), input, &s.wide, rows, false, many)?;
+            layer.qkv.apply(on, input, &s.wide, rows, false)?;
             if config.qk_norm == QkNorm::Whole {
                 let (q, k, stride) = (config.q_dim(), config.kv_dim(), s.shape.row());
                 for (norm, part) in [(&layer.query_norm, (0, q, stride)), (&layer.key_norm, (q, k, stride))] {
@@ -231,15 +266,15 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             }
             let [after_attention, after_mlp] =
                 layer.out_norms.as_ref().map_or([None; 2], |n| n.each_ref().map(Some));
-            self.write(s, &layer.output, input, after_attention, rows, many)?;
+            self.write(on, &layer.output, input, after_attention, rows)?;
 
             let input = self.read(s, layer.mlp_norm.as_ref(), layer.mlp_in.as_ref(), rows)?;
-            layer.gate_up.apply((self, s), input, &s.wide, rows, false, many)?;
+            layer.gate_up.apply(on, input, &s.wide, rows, false)?;
             match &layer.down_in {
                 Some(tables) => tables.rotate(device, &s.wide, &s.turned, rows, false, Some(gate))?,
                 None => ops::gate(device, gate, &s.wide, &s.turned, (rows, config.intermediate_size))?,
             }
-            self.write(s, &layer.down, &s.turned, after_mlp, rows, many)?;
+            self.write(on, &layer.down, &s.turned, after_mlp, rows)?;
         }
         Ok(())
     }
@@ -265,16 +300,15 @@ impl<'d, D: Device> DeviceModel<'d, D> {
     /// What a product makes of its input, or the norm of that, is added to the residual stream.
     fn write(
         &self,
-        s: &DeviceWork<'d, D>,
+        on: (&Self, &DeviceWork<'d, D>, &Products<'_, 'd, D>),
         product: &Group<'d, D>,
         input: &Buffer<'d, D>,
         norm: Option<&Buffer<'d, D>>,
         rows: usize,
-        many: Option<&Dense<'d, D>>,
     ) -> Result<(), DeviceError> {
-        let (device, width) = (self.device, self.config.hidden_size);
-        let Some(gain) = norm else { return product.apply((self, s), input, &s.x, rows, true, many) };
-        product.apply((self, s), input, &s.wide, rows, false, many)?;
+        let (device, width, s) = (self.device, self.config.hidden_size, on.1);
+        let Some(gain) = norm else { return product.apply(on, input, &s.x, rows, true) };
+        product.apply(on, input, &s.wide, rows, false)?;
         ops::norm(device, &s.wide, Some(gain), &s.n, (0, rows, width), self.inner_eps)?;
         let mut out = &s.n;
         if let Some(tables) = &self.branch_out {
@@ -313,8 +347,8 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         &self,
         s: &DeviceWork<'d, D>,
         x: &Buffer<'d, D>,
-        first: usize,
-        rows: usize,
+        (first, rows): (usize, usize),
+        precision: Precision,
     ) -> Result<(), DeviceError> {
         let (device, these) = (self.device, (first, rows));
         let input = match &self.head_tables {
@@ -335,7 +369,9 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             }
         };
         match &self.head {
-            Some(group) => group.apply((self, s), input, &s.logits, rows, false, None)?,
+            Some(group) => {
+                group.apply((self, s, &Products::few(precision)), input, &s.logits, rows, false)?;
+            }
             None => self.embed.apply_at(device, input, &s.logits, (0, self.embed.rows()), rows, false)?,
         }
         #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]

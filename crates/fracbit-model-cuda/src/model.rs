@@ -6,7 +6,9 @@ use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError, DeviceMatrix, LoadError, Workspace,
     ops::{DenseMatrix, RotationTables},
 };
-use fracbit_model::{FloatId, KvType, LayerLinear, LinearId, OnlineRotations, rotations::HeadRotation};
+use fracbit_model::{
+    FloatId, KvType, LayerLinear, LinearId, OnlineRotations, Precision, rotations::HeadRotation,
+};
 use fracbit_rotation::{Factor, HadamardMatrix, Rotation};
 use half::f16;
 use std::collections::BTreeMap;
@@ -53,9 +55,6 @@ pub enum Error {
         /// Most.
         most: usize,
     },
-    /// A schedule of precisions.
-    #[error("precision of nested weights should be left alone on a GPU: they run on the processor")]
-    Nested,
     /// What pages say.
     #[error(transparent)]
     Model(Box<fracbit_model::Error>),
@@ -375,7 +374,7 @@ impl<'d, D: Device> Builder<'d, D> {
             (None, Some((_, Linear::Dense(dense)))) => dense,
             (None, Some((_, Linear::Packed(matrix)))) => {
                 let table = Buffer::zeroed(device, 2 * shape.len(), "embedding")?;
-                matrix.expand(&table, false)?;
+                matrix.at(None).expand(&table, false)?;
                 group.parts.push((0, Linear::Packed(matrix)));
                 tied_head = Some(group);
                 DenseMatrix::of_buffer(table, shape.rows, shape.cols)
@@ -459,15 +458,15 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         &self.config
     }
 
-    /// Mean bits of a weight that a step reads.
+    /// Mean bits of a weight that a step reads at a precision.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a ratio")]
-    pub fn step_bits(&self) -> f64 {
+    pub fn step_bits(&self, precision: Precision) -> f64 {
         let id = |layer, which| LinearId::Layer(layer, which);
         let layers = 0..self.config.num_hidden_layers();
         let all = layers.flat_map(|i| LayerLinear::ALL.map(|which| id(i, which))).chain([LinearId::Embed]);
         let weights: usize = all.map(|id| id.shape(&self.config).len()).sum();
-        (8 * self.step_bytes()) as f64 / weights.max(1) as f64
+        (8 * self.step_bytes(precision)) as f64 / weights.max(1) as f64
     }
 
     /// Launches that one step of the packed products takes: fewer where matrices share a scheme.
@@ -477,14 +476,27 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         groups.map(|g| g.parts.len()).sum()
     }
 
-    /// Bytes of weights that a step reads.
-    #[must_use]
-    pub fn step_bytes(&self) -> usize {
+    /// The matrices that steps multiply by.
+    fn linears(&self) -> impl Iterator<Item = &Linear<'d, D>> {
         let groups = self.layers.iter().flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]);
-        let parts = groups.chain(&self.head).flat_map(|g| &g.parts);
-        let read: usize = parts
-            .map(|(_, linear)| match linear {
-                Linear::Packed(matrix) => matrix.bytes(),
+        groups.chain(&self.head).flat_map(|g| &g.parts).map(|(_, linear)| linear)
+    }
+
+    /// Those that are packed.
+    pub(crate) fn packed(&self) -> impl Iterator<Item = &DeviceMatrix<'d, D>> {
+        self.linears().filter_map(|linear| match linear {
+            Linear::Packed(matrix) => Some(&**matrix),
+            Linear::Dense(_) => None,
+        })
+    }
+
+    /// Bytes of weights that a step reads at a precision.
+    #[must_use]
+    pub fn step_bytes(&self, precision: Precision) -> usize {
+        let read: usize = self
+            .linears()
+            .map(|linear| match linear {
+                Linear::Packed(matrix) => matrix.at(precision.rate()).bytes(),
                 Linear::Dense(matrix) => matrix.weights().bytes(),
             })
             .sum();

@@ -3,27 +3,30 @@
 use crate::{
     Error,
     cache::{DeviceMemory, DeviceSequence},
-    graph::{DeviceWork, MAX_ROWS},
+    graph::{DeviceWork, MAX_ROWS, Products},
     model::DeviceModel,
 };
-use fracbit_base::Rate;
+use fracbit_base::{Rate, Scheme};
 use fracbit_io::ModelConfig;
 use fracbit_kernels_cuda::{
-    Buffer, Device,
+    Buffer, Device, DeviceMatrix,
     ops::{Cache, Step, StepRows},
 };
 use fracbit_model::{
     Error as ModelError, KvType, PagePool, Precision, Runtime, StateOptions, tokens_of_each,
 };
 use fracbit_schedule::{Features, Scheduler};
-use std::{collections::BTreeSet, ops::Range};
+use std::{
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    ops::Range,
+};
 
 /// What steps work in, and steps of one token a sequence as they were recorded.
 #[derive(Debug)]
 pub struct EngineWork<'d, D: Device> {
     work: DeviceWork<'d, D>,
-    /// For 1, 2 and so on sequences over pages of one pool.
-    recorded: Vec<Option<D::Graph>>,
+    /// By bits of nested weights and number of sequences, over pages of one pool.
+    recorded: BTreeMap<(Option<Rate>, usize), D::Graph>,
     pool: Option<PagePool<DeviceMemory<'d, D>>>,
     /// Rows of steps that take several passes, (rows, hidden), and how many it has room for.
     kept: Option<(Buffer<'d, D>, usize)>,
@@ -44,7 +47,8 @@ enum Last {
 }
 
 impl<'d, D: Device> DeviceModel<'d, D> {
-    /// One token of each of at most [`MAX_ROWS`] sequences; logits are then on the device.
+    /// One token of each of at most [`MAX_ROWS`] sequences of one precision; logits are then on the
+    /// device.
     fn decode(
         &self,
         work: &mut EngineWork<'d, D>,
@@ -52,7 +56,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         tokens: &[u32],
     ) -> Result<(), Error> {
         let Some(first) = states.first() else { return Ok(()) };
-        let pool = first.list.pool().clone();
+        let (pool, precision) = (first.list.pool().clone(), first.precision);
         if work.pool.as_ref().is_none_or(|other| !other.is_same(&pool)) {
             work.recorded.clear();
             work.pool = Some(pool.clone());
@@ -62,17 +66,13 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         work.work.step.write(&[Step::new(&positions, tokens)])?;
         work.work.tables.write(&tables.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
         let count = states.len();
-        if work.recorded.len() < count {
-            work.recorded.resize_with(count, || None);
-        }
-        let slot = &mut work.recorded[count - 1];
-        let graph = match slot {
-            Some(graph) => graph,
-            None => {
+        let graph = match work.recorded.entry((precision.rate(), count)) {
+            Entry::Occupied(graph) => graph.into_mut(),
+            Entry::Vacant(slot) => {
                 let (s, caches) = (&work.work, pool.memory().caches());
                 slot.insert(self.device.record(&mut || {
-                    self.blocks(s, caches, StepRows::one_of(count), None)?;
-                    self.head(s, &s.x, 0, count)
+                    self.blocks(s, caches, StepRows::one_of(count), &Products::few(precision))?;
+                    self.head(s, &s.x, (0, count), precision)
                 })?)
             }
         };
@@ -117,7 +117,7 @@ impl<'d, D: Device> Runtime for DeviceModel<'d, D> {
     fn work(&self, context: usize) -> Result<EngineWork<'d, D>, ModelError> {
         let work = self.work_for(context).map_err(Error::from)?;
         let logits = Vec::new();
-        Ok(EngineWork { work, recorded: Vec::new(), pool: None, kept: None, last: Last::Logits, logits })
+        Ok(EngineWork { work, recorded: BTreeMap::new(), pool: None, kept: None, last: Last::Logits, logits })
     }
 
     fn sequence(
@@ -129,8 +129,8 @@ impl<'d, D: Device> Runtime for DeviceModel<'d, D> {
         DeviceSequence::new(pool.clone(), capacity, Self::together(capacity))
     }
 
-    /// Sequences with one token, neighbours of one another, go together; those with several go one
-    /// by one.
+    /// Sequences with one token, neighbours of one another and of one precision, go together; those
+    /// with several go one by one.
     fn step(
         &self,
         work: &mut EngineWork<'d, D>,
@@ -142,14 +142,18 @@ impl<'d, D: Device> Runtime for DeviceModel<'d, D> {
         for (state, tokens) in states.iter_mut().zip(each) {
             self.check(state.list.len(), state.list.capacity(), tokens)?;
             state.list.reserve(tokens.len())?;
+            state.rows = tokens.len();
         }
         work.logits.clear();
         if counts.iter().all(|&count| count == 1) {
             work.last = Last::Logits;
-            for (states, tokens) in states.chunks_mut(MAX_ROWS).zip(tokens.chunks(MAX_ROWS)) {
-                self.decode(work, states, tokens)?;
+            let mut tokens = tokens;
+            for states in states.chunk_by_mut(alike).flat_map(|states| states.chunks_mut(MAX_ROWS)) {
+                let (these, others) = tokens.split_at(states.len());
+                self.decode(work, states, these)?;
                 let count = states.len() * self.config.vocab_size;
                 work.logits.extend(work.work.logits.read::<f32>(count).map_err(Error::from)?);
+                tokens = others;
             }
             return Ok(());
         }
@@ -165,7 +169,8 @@ impl<'d, D: Device> Runtime for DeviceModel<'d, D> {
         }
         let (mut at, mut first) = (0, 0);
         while at < states.len() {
-            let ones = counts[at..].iter().take_while(|&&count| count == 1).count().min(MAX_ROWS);
+            let one = |state: &DeviceSequence<'d, D>| state.rows == 1 && alike(state, &states[at]);
+            let ones = states[at..].iter().take_while(|state| one(state)).count().min(MAX_ROWS);
             if ones > 0 {
                 self.decode(work, &mut states[at..at + ones], &tokens[first..first + ones])?;
                 self.keep(work, first, ones)?;
@@ -190,7 +195,7 @@ impl<'d, D: Device> Runtime for DeviceModel<'d, D> {
     fn logits(
         &self,
         work: &mut EngineWork<'d, D>,
-        _: &mut [DeviceSequence<'d, D>],
+        states: &mut [DeviceSequence<'d, D>],
         rows: Range<usize>,
         out: &mut Vec<f32>,
     ) -> Result<(), ModelError> {
@@ -204,32 +209,48 @@ impl<'d, D: Device> Runtime for DeviceModel<'d, D> {
             (Last::Kept, Some((kept, _))) => kept,
             _ => &work.work.x,
         };
-        let s = &work.work;
-        for first in rows.clone().step_by(MAX_ROWS) {
-            let count = MAX_ROWS.min(rows.end - first);
-            self.head(s, x, first, count).map_err(Error::from)?;
-            out.extend(s.logits.read::<f32>(count * vocab).map_err(Error::from)?);
+        let (s, mut before) = (&work.work, 0);
+        for states in states.chunk_by(alike) {
+            let end = before + states.iter().map(|state| state.rows).sum::<usize>();
+            let these = rows.start.max(before)..rows.end.min(end);
+            before = end;
+            for first in these.clone().step_by(MAX_ROWS) {
+                let count = MAX_ROWS.min(these.end - first);
+                self.head(s, x, (first, count), states[0].precision).map_err(Error::from)?;
+                out.extend(s.logits.read::<f32>(count * vocab).map_err(Error::from)?);
+            }
         }
         Ok(())
     }
 
-    fn weight_bytes_at(&self, _: Precision) -> usize {
-        self.step_bytes()
+    fn weight_bytes_at(&self, precision: Precision) -> usize {
+        self.step_bytes(precision)
     }
 
     fn precisions(&self) -> BTreeSet<Rate> {
-        BTreeSet::new()
+        let schemes = self.packed().map(DeviceMatrix::scheme);
+        schemes.filter(|scheme| scheme.nested()).flat_map(Scheme::precisions).collect()
     }
 
-    fn bits_at(&self, _: Precision) -> f64 {
-        self.step_bits()
+    fn bits_at(&self, precision: Precision) -> f64 {
+        self.step_bits(precision)
     }
 
-    fn check_scheduler(&self, _: &Scheduler) -> Result<(), ModelError> {
-        Err(Error::Nested.into())
+    fn check_scheduler(&self, scheduler: &Scheduler) -> Result<(), ModelError> {
+        let ModelConfig { num_key_value_heads: heads, head_dim, .. } = self.config;
+        match scheduler {
+            Scheduler::Static(_) => Ok(()),
+            Scheduler::Learned(of) => Ok(of.check(self.config.num_hidden_layers(), heads, head_dim)?),
+        }
     }
 
-    fn features(&self, _: &DeviceSequence<'d, D>, _: usize, _: usize) -> Option<Features> {
-        None
+    fn features(&self, state: &DeviceSequence<'d, D>, layer: usize, tokens: usize) -> Option<Features> {
+        // A cache that cannot be read is as good as none.
+        state.features(self.device, layer, tokens).ok()?
     }
+}
+
+/// Whether the next token of two sequences may go together.
+fn alike<D: Device>(a: &DeviceSequence<'_, D>, b: &DeviceSequence<'_, D>) -> bool {
+    a.precision == b.precision
 }

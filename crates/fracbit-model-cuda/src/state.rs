@@ -3,14 +3,14 @@
 use crate::{
     Error,
     cache::{DeviceMemory, DeviceSequence},
-    graph::{DeviceWork, MAX_ROWS, PROMPT_FROM},
+    graph::{DeviceWork, MAX_ROWS, Products},
     model::DeviceModel,
 };
 use fracbit_kernels_cuda::{
     Device,
     ops::{Step, StepRows},
 };
-use fracbit_model::{PagePool, pages::POSITIONS};
+use fracbit_model::{PagePool, Precision, pages::POSITIONS};
 
 /// Takes logits (tokens, vocabulary).
 pub type Each<'a, E> = dyn FnMut(&[f32]) -> Result<(), E> + 'a;
@@ -48,6 +48,11 @@ impl<D: Device> DeviceState<'_, D> {
     pub fn wait(&self) -> Result<(), Error> {
         self.work.step.read::<u32>(1)?;
         Ok(())
+    }
+
+    /// From now on reads as much of nested weights as `precision` says; what was run stays.
+    pub fn set_precision(&mut self, precision: Precision) {
+        self.sequence.precision = precision;
     }
 
     /// Forgets all tokens but the first `len`.
@@ -113,7 +118,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             let Some(each) = each.as_mut() else { continue };
             for first in (0..chunk.len()).step_by(MAX_ROWS) {
                 let rows = MAX_ROWS.min(chunk.len() - first);
-                self.head(work, &work.x, first, rows).map_err(Error::Device)?;
+                self.head(work, &work.x, (first, rows), sequence.precision).map_err(Error::Device)?;
                 each(&work.logits.read(rows * self.config.vocab_size).map_err(Error::Device)?)?;
             }
         }
@@ -128,9 +133,10 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         tokens: &[u32],
     ) -> Result<(), Error> {
         work.step.write(&[Step::new(&[sequence.list.len()], tokens)])?;
-        let many = work.dense.as_ref().filter(|_| tokens.len() >= PROMPT_FROM);
+        let many = work.dense.as_ref().filter(|_| tokens.len() >= work.from);
+        let products = Products { many, bits: sequence.precision.rate() };
         let caches = sequence.list.pool().memory().caches();
-        self.blocks(work, caches, StepRows::of_one(tokens.len()), many)?;
+        self.blocks(work, caches, StepRows::of_one(tokens.len()), &products)?;
         sequence.list.advance(tokens.len());
         Ok(())
     }
@@ -139,7 +145,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
 impl<D: Device> DeviceWork<'_, D> {
     /// How many of `left` tokens run together.
     pub(crate) fn pass(&self, left: usize) -> usize {
-        let many = self.dense.is_some() && left >= PROMPT_FROM;
+        let many = self.dense.is_some() && left >= self.from;
         left.min(if many { self.rows } else { MAX_ROWS })
     }
 }

@@ -7,9 +7,12 @@ mod common;
 mod device;
 
 use common::{Reference, references};
-use device::{dense, device};
+use device::{dense, device, packed};
+use fracbit_base::Rate;
 use fracbit_engine::{Done, Engine, EngineOptions, Output, Request, full_pages};
-use fracbit_model::{Error, KvType, Model, RotationMode, Runtime, SampleConfig, Sampler};
+use fracbit_model::{
+    Error, KvType, Model, Precision, RotationMode, Runtime, SampleConfig, Sampler, StateOptions,
+};
 use fracbit_model_cuda::Decoder;
 use std::{cell::RefCell, collections::BTreeMap, ops::ControlFlow, rc::Rc};
 
@@ -51,6 +54,15 @@ fn run<R: Runtime>(
     pages: Option<usize>,
 ) -> (Vec<(Vec<u32>, usize)>, usize) {
     let options = EngineOptions { sequences, context: CONTEXT, pages, ..EngineOptions::default() };
+    let (done, preempted) = run_with(model, prompts, options);
+    (done.into_iter().map(|(tokens, done)| (tokens, done.cached)).collect(), preempted)
+}
+
+fn run_with<R: Runtime>(
+    model: &R,
+    prompts: &[Vec<u32>],
+    options: EngineOptions,
+) -> (Vec<(Vec<u32>, Done)>, usize) {
     let (said, mut engine) = (Said::default(), Engine::new(model, options).expect("good options"));
     for (i, prompt) in prompts.iter().enumerate() {
         let request = Request {
@@ -68,7 +80,7 @@ fn run<R: Runtime>(
         }
     }
     while engine.step() {}
-    let done = |(tokens, done): &(Vec<u32>, Option<Done>)| (tokens.clone(), done.expect("it ended").cached);
+    let done = |(tokens, done): &(Vec<u32>, Option<Done>)| (tokens.clone(), done.expect("it ended"));
     (said.borrow().values().map(done).collect(), engine.preempted())
 }
 
@@ -134,6 +146,68 @@ fn together_as_alone(models: &[(&str, usize)]) {
     }
 }
 
+/// Precision falls while a sequence is written, and sequences begin at different steps: steps of
+/// several precisions, and none takes another's.
+#[test]
+fn sequences_of_falling_precision_get_the_tokens_they_get_alone() {
+    let Some(references) = references() else { return };
+    let device = device();
+    let r: &Reference = references.iter().find(|r| r.name == "llama3").expect("a reference");
+    let model = packed(&device, &r.source(RotationMode::None, 0), "nest-tcq-2+2");
+    let prompts: Vec<Vec<u32>> =
+        [3, 70, 1, 12].map(|len| (0..len).map(|i| (i * 31 + len * 7) % 97).collect()).to_vec();
+    let of = |schedule: Option<&str>, sequences| {
+        let schedule = schedule.map(|s| s.parse::<fracbit_schedule::Schedule>().expect("a schedule"));
+        let scheduler = schedule.map(Into::into);
+        let options = EngineOptions { sequences, context: CONTEXT, scheduler, ..EngineOptions::default() };
+        run_with(&model, &prompts, options).0
+    };
+    let falling = Some("prefill=4,decode=4..2@5");
+    let (alone, together) = (of(falling, 1), of(falling, 4));
+    let (fine, coarse) = (of(None, 1), of(Some("prefill=4,decode=2"), 1));
+    for (i, (tokens, done)) in alone.iter().enumerate() {
+        assert_eq!(*tokens, together[i].0, "sequence {i}");
+        // As far as the precision is that of another schedule, so are the tokens.
+        assert_eq!(tokens[..4], fine[i].0[..4], "sequence {i}");
+        assert_eq!(tokens[0], coarse[i].0[0], "sequence {i}: the prompt decides its first token");
+        let bits = done.bits.expect("a schedule");
+        let all = coarse[i].1.bits.expect("a schedule")..model.bits_at(Precision::FULL);
+        assert!(all.start < bits && bits < all.end, "sequence {i}: {bits} bits of {all:?}");
+    }
+    assert!(alone.iter().zip(&fine).any(|(a, b)| a.0 != b.0), "two bits are not four");
+    assert_eq!(model.precisions().len(), 2);
+    assert!(model.weight_bytes_at(Precision::FULL) > model.weight_bytes_at(two_bits()));
+}
+
+fn two_bits() -> Precision {
+    Precision::at_most(Rate::quarter_bits(8))
+}
+
+/// A learned scheduler reads of a device what it reads of the processor.
+#[test]
+fn caches_are_read_as_those_of_the_processor() {
+    let Some(references) = references() else { return };
+    let device = device();
+    let r: &Reference = references.iter().find(|r| r.name == "qwen3").expect("a reference");
+    let source = r.source(RotationMode::None, 0);
+    let (model, plain) = (dense(&device, &source), Model::from_source(&source).expect("a model"));
+    let tokens: Vec<u32> = (0..70).map(|i| (i * 31 + 7) % 97).collect();
+    fn of<R: Runtime>(model: &R, tokens: &[u32], layer: usize) -> Option<fracbit_schedule::Features> {
+        let pool = model.pool(KvType::I16, 4).expect("room");
+        let options = StateOptions { context: Some(CONTEXT), ..StateOptions::default() };
+        let (mut work, mut states) = (model.work(CONTEXT).expect("room"), [model.sequence(&pool, &options)]);
+        model.step(&mut work, &mut states, tokens, &[tokens.len()]).expect("a step");
+        model.features(&states[0], layer, tokens.len() - 1)
+    }
+    let (got, want) = (of(&model, &tokens, 1).expect("a layer"), of(&plain, &tokens, 1).expect("a layer"));
+    for (got, want) in [(&got.keys, &want.keys), (&got.values, &want.values)] {
+        assert_eq!(got.len(), 69 * source.config().num_key_value_heads * source.config().head_dim);
+        let most = want.iter().fold(0f32, |most, v| most.max(v.abs()));
+        assert!(got.iter().zip(want).all(|(a, b)| (a - b).abs() < 0.02 * most), "halves and integers");
+    }
+    assert!(of(&model, &tokens, 99).is_none(), "no such layer");
+}
+
 #[test]
 fn what_a_device_does_not_hold_is_refused() {
     let Some(references) = references() else { return };
@@ -145,7 +219,4 @@ fn what_a_device_does_not_hold_is_refused() {
     assert_eq!(kind, "the cache on a GPU should be of 16 bits, got 8");
     let pages = refused(EngineOptions { pages: Some(1 << 40), ..base.clone() });
     assert!(pages.contains("at most"), "{pages}");
-    let schedule: fracbit_schedule::Schedule = "prefill=4,decode=2".parse().expect("a schedule");
-    let nested = refused(EngineOptions { scheduler: Some(schedule.into()), ..base });
-    assert!(nested.contains("processor"), "{nested}");
 }

@@ -8,16 +8,21 @@ mod common;
 mod device;
 
 use common::{Reference, references, relative};
-use device::{dense, device};
-use fracbit_base::{Scheme, Shape};
-use fracbit_format::{Codebook, Layout, PackedView};
-use fracbit_kernels::cases::{self, Packed};
+use device::{dense, device, random};
+use fracbit_base::{Rate, Scheme, Shape};
+use fracbit_format::{Layout, PackedView};
+use fracbit_kernels::{Kernels, PackedMatrix, Precision};
 use fracbit_kernels_cuda::shim::Shim;
 use fracbit_model::{FloatId, LayerLinear, Linear, LinearId, ModelBuilder, RotationMode, SampleConfig};
 use fracbit_model_cuda::{Builder, Decoder, DeviceModel, Error, PROMPT_FROM};
 
 fn logits(model: &DeviceModel<'_, Shim>, tokens: &[u32]) -> Vec<f32> {
+    logits_at(model, tokens, Precision::FULL)
+}
+
+fn logits_at(model: &DeviceModel<'_, Shim>, tokens: &[u32], precision: Precision) -> Vec<f32> {
     let mut state = model.state(64).expect("memory");
+    state.set_precision(precision);
     let mut all = Vec::new();
     let mut each = |logits: &[f32]| -> Result<(), Error> {
         all.extend_from_slice(logits);
@@ -99,24 +104,44 @@ fn packed_matrices_in_fused_and_single_launches() {
     // A scale for every 32 columns; activations are rounded to 8 bits.
     let grouped = ["gnuq-2", "int-8", "gnuq-3", "int-4", "gnuq-4"];
     let additive = ["aq-m2v8", "aq-m1v4", "aq-m3v8", "aq-m1v8", "aq-m2v8"];
+    let progressive = ["qoq-g128", "qoq-channel", "qoq-g128", "vq-3", "qoq-channel"];
     for (name, launches, schemes, bound) in [
         ("llama3", 5, palette, 2.0 * HALF),
         ("qwen2", 7, palette, 2.0 * HALF),
         ("llama3", 5, grouped, 8.0 * HALF),
         ("llama3", 5, additive, 2.0 * HALF),
+        ("llama3", 5, progressive, 8.0 * HALF),
     ] {
         let r: &Reference = references.iter().find(|r| r.name == name).expect("a reference");
-        packed(&device, r, launches, schemes, bound);
+        packed(&device, r, launches, schemes, (bound, &[None]));
+    }
+    // Nested codes at every precision, two with one of their own between; embeddings are read whole.
+    let nested = ["nest-tcq-2+2", "nest-nuq-2..4", "nest-tcq-fast-2+1+1", "nuq-4", "nest-nuq-3..8"];
+    let bits = [None, Some(2), Some(3), Some(4), Some(8)];
+    for name in ["llama3", "qwen2"] {
+        let r: &Reference = references.iter().find(|r| r.name == name).expect("a reference");
+        packed(&device, r, if name == "llama3" { 5 } else { 7 }, nested, (4.0 * HALF, &bits));
     }
 }
 
-/// `schemes`: of gate, up, down, embedding and head, all others.
-fn packed(device: &Shim, r: &Reference, launches: usize, schemes: [&str; 5], bound: f64) {
+/// `schemes`: of gate, up, down, embedding and head, all others. `bits` of nested weights are read,
+/// one after the other.
+fn packed(
+    device: &Shim,
+    r: &Reference,
+    launches: usize,
+    schemes: [&str; 5],
+    (bound, bits): (f64, &[Option<u32>]),
+) {
     let source = r.source(RotationMode::None, 0);
     let config = source.config();
     let mut builder =
         Builder::new(device, config.clone(), source.rotations().clone()).expect("it is built here");
-    let mut plain = ModelBuilder::new(config.clone(), source.rotations().clone()).expect("a builder");
+    let precision = |bits: &Option<u32>| {
+        bits.map_or(Precision::FULL, |bits| Precision::at_most(Rate::quarter_bits(4 * bits)))
+    };
+    let plain = || ModelBuilder::new(config.clone(), source.rotations().clone()).expect("a builder");
+    let mut plain: Vec<_> = bits.iter().map(|bits| (precision(bits), plain())).collect();
     for id in LinearId::all(config) {
         let shape = id.shape(config);
         let bias = source.bias(id).expect("its bias");
@@ -130,33 +155,36 @@ fn packed(device: &Shim, r: &Reference, launches: usize, schemes: [&str; 5], bou
         }
         .parse()
         .expect("a scheme");
-        let group = scheme.group().unwrap_or(shape.cols.next_multiple_of(16));
-        let mut packed = Packed::random(scheme, shape, cases::codebooks(scheme, 0, 100), group, 3);
-        // Weights of the size of the checkpoint's.
-        packed.codebooks = packed.codebooks.iter().map(small).collect();
+        let packed = random(scheme, shape);
         let view: PackedView<'_> = packed.view().expect("parts that fit");
         assert_eq!(view.codes().len(), Layout::new(scheme, shape).len());
-        let weights = view.dequantize();
-        plain.set(id, Linear::dense(shape, weights, bias.clone()).expect("a matrix")).expect("a shape");
+        let matrix = PackedMatrix::new(&Kernels::scalar(), &view);
+        for (precision, plain) in &mut plain {
+            let mut weights = vec![0.0; shape.len()];
+            for (row, weights) in weights.chunks_exact_mut(shape.cols).enumerate() {
+                matrix.row_at(row, *precision, weights);
+            }
+            plain.set(id, Linear::dense(shape, weights, bias.clone()).expect("a matrix")).expect("a shape");
+        }
         builder.packed(id, &view, bias);
     }
     for id in FloatId::all(config) {
         let gain = source.floats(id).expect("a norm");
-        plain.set_floats(id, gain.clone()).expect("a norm");
+        for (_, plain) in &mut plain {
+            plain.set_floats(id, gain.clone()).expect("a norm");
+        }
         builder.norm(id, gain);
     }
     let model = builder.build().expect("a whole model");
     assert_eq!(model.products(), config.num_hidden_layers() * launches, "{}: gate and up apart", r.name);
-    let plain = plain.build().expect("a whole model");
-    let mut state = plain.state(&common::F32);
-    let want = common::logits(&plain, &mut state, &r.tokens);
-    let error = relative(&logits(&model, &r.tokens), &want);
-    assert!(error < bound, "{}, {schemes:?}: {error}", r.name);
-    eprintln!("{}, {schemes:?}: {error:.1e}", r.name);
-}
-
-fn small(book: &Codebook) -> Codebook {
-    Codebook::new(book.scheme(), book.entries().to_vec(), 0.002).expect("a step")
+    for ((precision, plain), bits) in plain.into_iter().zip(bits) {
+        let plain = plain.build().expect("a whole model");
+        let mut state = plain.state(&common::F32);
+        let want = common::logits(&plain, &mut state, &r.tokens);
+        let error = relative(&logits_at(&model, &r.tokens, precision), &want);
+        assert!(error < bound, "{}, {schemes:?} at {bits:?} bits: {error}", r.name);
+        eprintln!("{}, {schemes:?} at {bits:?} bits: {error:.1e}", r.name);
+    }
 }
 
 /// Long prompts run as dense products of expanded weights: the same logits as eight tokens at a
@@ -174,9 +202,7 @@ fn long_prompts_give_the_logits_of_short_steps() {
         if matches!(id, LinearId::Layer(_, LayerLinear::Gate | LayerLinear::O)) {
             let shape = id.shape(config);
             let scheme: Scheme = "half-tcq-2.25".parse().expect("a scheme");
-            let group = shape.cols.next_multiple_of(16);
-            let mut packed = Packed::random(scheme, shape, cases::codebooks(scheme, 0, 100), group, 3);
-            packed.codebooks = packed.codebooks.iter().map(small).collect();
+            let packed = random(scheme, shape);
             builder.packed(id, &packed.view().expect("parts that fit"), source.bias(id).expect("its bias"));
         } else {
             let matrix = source.linear(id).expect("a matrix of the checkpoint");

@@ -355,6 +355,14 @@ FB_DEVICE uint32_t sub_halves(uint32_t a, uint32_t b) {
     const auto one = [&](int s) { return (uint32_t)to_half(from_half((uint16_t)(a >> s)) - from_half((uint16_t)(b >> s))) << s; };
     return one(0) | one(16);
 }
+FB_DEVICE uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {
+    // A product of halves and its sum with one are exact in double precision but for sums that round to the same half.
+    const auto one = [&](int s) {
+        const double product = (double)from_half((uint16_t)(a >> s)) * from_half((uint16_t)(b >> s));
+        return (uint32_t)to_half((float)(product + from_half((uint16_t)(c >> s)))) << s;
+    };
+    return one(0) | one(16);
+}
 FB_DEVICE float fast_exp(float v) { return expf(v); }
 FB_DEVICE float power_of_two(float v) { return exp2f(v); }
 FB_DEVICE float larger(float a, float b) { return fmaxf(a, b); }
@@ -377,6 +385,20 @@ FB_DEVICE void mma(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_
             const float a = half(w.slot[4 * g + source][high_row + 2 * part], k);
             const float b = half(w.slot[4 * n + source][4 + part], k);
             d[i] += a * b;
+        }
+    }
+    shim::meet_warp();
+}
+FB_DEVICE void mma8(int32_t (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    const uint32_t mine[6] = {a0, a1, a2, a3, b0, b1};
+    const shim::Warp& w = publish(mine, 6);
+    const uint32_t g = thread_x() % 32 / 4, c = thread_x() % 4;
+    const auto byte = [](uint32_t word, uint32_t k) { return (int32_t)(int8_t)(word >> (8 * (k % 4))); };
+    for (uint32_t i = 0; i < 4; i++) {
+        const uint32_t high_row = i / 2, n = 2 * c + i % 2;
+        for (uint32_t k = 0; k < 32; k++) {
+            const uint32_t part = k / 16, source = k % 16 / 4;
+            d[i] += byte(w.slot[4 * g + source][high_row + 2 * part], k) * byte(w.slot[4 * n + source][4 + part], k);
         }
     }
     shim::meet_warp();

@@ -54,7 +54,7 @@ pub(crate) struct EvalArgs {
     cache: CacheArgs,
     /// Most bits per weight that are read of a nested model; the bits that are printed are then
     /// those that are read.
-    #[arg(long, value_name = "BITS", value_parser = args::precision, conflicts_with = "device")]
+    #[arg(long, value_name = "BITS", value_parser = args::precision)]
     precision: Option<Precision>,
     /// Print one JSON object.
     #[arg(long)]

@@ -25,9 +25,7 @@ mod turn;
 
 use fracbit_base::{Family, Scheme, Shape};
 use fracbit_kernels::cases::{self, Packed};
-use fracbit_kernels_cuda::{
-    Buffer, Device as _, DeviceError, DeviceMatrix, Gpu, MatrixPlan, Product, Workspace,
-};
+use fracbit_kernels_cuda::{Buffer, Device as _, DeviceError, DeviceMatrix, Gpu, Product, Workspace};
 use std::{collections::BTreeMap, error::Error, fs, process::ExitCode, time::Instant};
 
 /// Outputs by inputs: down of 8B, the target; then q and o, k and v, fused qkv, gate and up, fused;
@@ -45,6 +43,8 @@ const SHAPES: [(usize, usize); 11] = [
     (57344, 8192),
     (8192, 28672),
 ];
+/// Nested schemes timed at the target shape, at every precision.
+const NESTED: [&str; 4] = ["nest-nuq-2..4", "nest-nuq-4..8", "nest-tcq-2+2", "nest-tcq-fast-2+2"];
 /// Schemes timed at every shape; at the target shape all are.
 const SCHEMES: [&str; 10] = [
     "nuq-4",
@@ -101,6 +101,8 @@ fn check(gpu: &Gpu, schemes: &[&str]) {
     let chosen =
         |scheme, case: &parity::Case| schemes.is_empty() || (some(scheme) && case.multiprocessors > 1);
     parity::check_all(gpu, chosen, &mut found);
+    parity::check_nested(gpu, chosen, &mut found);
+    parity::check_integers(gpu, chosen, &mut found);
     parity::check_psums(gpu, chosen, &mut found);
     if schemes.is_empty() {
         parity::check_deals(gpu, |_| true, &mut found);
@@ -148,10 +150,11 @@ fn speed(gpu: &Gpu, dense: &BTreeMap<String, f64>, rest: &[&str]) -> Result<(), 
         if shapes.as_ref().is_some_and(|shapes| !shapes.contains(&format!("{rows}x{cols}"))) {
             continue;
         }
-        for scheme in Scheme::all().filter(|&s| MatrixPlan::supports(s)) {
+        for scheme in Scheme::all() {
             let name = scheme.to_string();
             let wanted = match &schemes {
                 Some(schemes) => schemes.contains(&scheme),
+                None if scheme.nested() => (rows, cols) == TARGET && NESTED.contains(&name.as_str()),
                 None => SCHEMES.contains(&name.as_str()) || (rows, cols) == TARGET,
             };
             if wanted {
@@ -199,7 +202,7 @@ fn time_products(
         matrices.push(matrices[0].copy()?);
     }
     // Additive codebooks both ways, whichever is taken.
-    let psums = matrices[0].plan().psums.is_some();
+    let psums = matrices[0].plans().any(|plan| plan.psums.is_some());
     let products = [Product::Expand, Product::Psumbook];
     for product in products.into_iter().filter(|&p| psums || p == Product::Expand) {
         matrices.iter_mut().for_each(|matrix| matrix.set_product(product));
@@ -208,8 +211,12 @@ fn time_products(
         for &batch in batches {
             let x = Buffer::of(gpu, &cases::activations(batch * cols, 3), "x")?;
             let y = Buffer::zeroed(gpu, 4 * batch * rows, "y")?;
-            let us = time(gpu, matrices.len(), |i| matrices[i].apply(&x, &y, batch, false, &work))?;
-            report(dense, &format!("{scheme}{name}"), (rows, cols), batch, us, bytes);
+            for rate in scheme.precisions() {
+                let at = |i: usize| matrices[i].at(Some(rate));
+                let us = time(gpu, matrices.len(), |i| at(i).apply(&x, &y, batch, false, &work))?;
+                let of = if scheme.nested() { format!(" at {rate} bits") } else { String::new() };
+                report(dense, &format!("{scheme}{of}{name}"), (rows, cols), batch, us, at(0).bytes());
+            }
         }
     }
     Ok(())

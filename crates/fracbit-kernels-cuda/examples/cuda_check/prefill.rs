@@ -101,7 +101,7 @@ fn expansion(gpu: &Gpu, name: &str) -> Wrong {
     let packed = Packed::random(scheme, shape, cases::codebooks(scheme, 0, 90), group, 1);
     let matrix = DeviceMatrix::new(gpu, &packed.view()?, None)?;
     let out = Buffer::room(gpu, 2 * shape.len(), "weights")?;
-    matrix.expand(&out, false)?;
+    matrix.at(None).expand(&out, false)?;
     let got: Vec<u16> = out.read(shape.len())?;
     for (i, (&h, want)) in got.iter().zip(packed.view()?.dequantize()).enumerate() {
         // Entries of tables and their products with scales are rounded to halves.
@@ -109,7 +109,7 @@ fn expansion(gpu: &Gpu, name: &str) -> Wrong {
             wrong.get_or_insert_with(|| format!("{name}, weight {i}: {} for {want}", value(h)));
         }
     }
-    let us = time(gpu, LAUNCHES, |_| matrix.expand(&out, false))?;
+    let us = time(gpu, LAUNCHES, |_| matrix.at(None).expand(&out, false))?;
     println!("| {name} | {us:.1} | {:.2} |", 2e-6 * shape.len() as f64 / us);
     Ok(wrong)
 }

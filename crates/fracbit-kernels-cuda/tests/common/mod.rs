@@ -1,7 +1,7 @@
 //! Parity of packed products on any device: what `tests/host.rs` runs on the shim and
 //! `examples/cuda_check.rs` on a GPU.
 
-use fracbit_base::{Code, Family, Scheme, Shape};
+use fracbit_base::{Code, Family, Rate, Scheme, Shape};
 use fracbit_format::{Codebook, Grid, PackedView, Planes};
 use fracbit_kernels::{
     Activations, Kernels, PackedMatrix,
@@ -15,7 +15,7 @@ use half::f16;
 use std::collections::BTreeSet;
 
 /// One shape.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Case {
     rows: usize,
     cols: usize,
@@ -125,20 +125,22 @@ fn run<D: Device>(device: &D, case: &Case, p: &Prepared) -> Result<(Answer, Matr
         let halves: Vec<u16> = expanded.read(case.rows * case.cols)?;
         Ok(halves.into_iter().map(|h| f16::from_bits(h).to_f32()).collect())
     };
-    matrix.expand(&expanded, true)?;
+    let whole = matrix.at(None);
+    whole.expand(&expanded, true)?;
     let raw = read()?;
-    matrix.expand(&expanded, false)?;
+    whole.expand(&expanded, false)?;
     let weights = read()?;
     let work = Workspace::new(device, [&matrix])?;
     // Twice, since the first run must leave the counters as it found them.
     let product = || -> Result<Vec<f32>, DeviceError> {
         y.write(&p.start)?;
-        matrix.apply(&x, &y, case.batch, case.bias, &work)?;
+        whole.apply(&x, &y, case.batch, case.bias, &work)?;
         y.read(case.batch * case.rows)
     };
     let once = product()?;
     assert_eq!(once, product()?, "a launch repeats itself");
-    Ok((Answer { raw, weights, product: once }, matrix.plan().clone()))
+    let plan = matrix.plans().next().expect("a plan").clone();
+    Ok((Answer { raw, weights, product: once }, plan))
 }
 
 /// The integers of the codes.
@@ -163,8 +165,7 @@ fn device_integers(view: &PackedView<'_>) -> Vec<f32> {
 /// The relative error of rounding activations, and weights where their scale multiplies them first.
 fn rounding(scheme: Scheme, plan: &MatrixPlan) -> f64 {
     // One half (2^-11), or two (2^-21), where a table word holds one weight.
-    let single = ["fine", "fast", "single"].iter().any(|name| plan.segments[0].dequant.contains(name));
-    let input = if single { 2f64.powi(-21) } else { 2f64.powi(-11) };
+    let input = if plan.segments[0].single() { 2f64.powi(-21) } else { 2f64.powi(-11) };
     input + if scheme.group().is_some() { 2f64.powi(-11) } else { 0.0 }
 }
 
@@ -186,11 +187,28 @@ fn check(what: &str, case: &Case, p: &Prepared, got: &Answer, plan: &MatrixPlan,
             assert_eq!(weights[i], want, "{what}: weight ({r}, {c})");
         }
     }
-    let mut worst = 0f64;
+    let weight = |r: usize, c: usize| {
+        f64::from(f16::from_f32(integers[r * case.cols + c]).to_f32()) * f64::from(factor(r, c))
+    };
     let input = rounding(view.layout().scheme(), plan);
+    check_product(what, case, p, (&weight, product), input, &[(plan, limits)])
+}
+
+/// Checks a product with weights that have been rounded as `input` says, by launches of some plans;
+/// returns the largest error as a share of its bound.
+fn check_product(
+    what: &str,
+    case: &Case,
+    p: &Prepared,
+    (weight, product): (&dyn Fn(usize, usize) -> f64, &[f32]),
+    input: f64,
+    launches: &[(&MatrixPlan, &Limits)],
+) -> f64 {
+    let mut worst = 0f64;
     // f32 sums: 2^-24 of the sum of magnitudes for each addition, two terms a column, then scale
     // and the sums of warps and blocks.
-    let additions = (2 * case.cols + 4 * plan.launch(case.batch, limits).parts() + 32) as f64;
+    let parts: usize = launches.iter().map(|(plan, limits)| plan.launch(case.batch, limits).parts()).sum();
+    let additions = (2 * case.cols * launches.len() + 4 * parts + 32) as f64;
     for n in 0..case.batch {
         for r in 0..case.rows {
             let (mut want, mut bound) = (f64::from(p.start[n * case.rows + r]), 1e-6);
@@ -200,8 +218,7 @@ fn check(what: &str, case: &Case, p: &Prepared, got: &Answer, plan: &MatrixPlan,
                 want = 0.0;
             }
             for c in 0..case.cols {
-                let integer = f16::from_f32(integers[r * case.cols + c]).to_f32();
-                let w = f64::from(integer) * f64::from(factor(r, c));
+                let w = weight(r, c);
                 let x = f64::from(p.x[n * case.cols + c]);
                 want += w * x;
                 // Halves of small activations are subnormal: 2^-25.
@@ -234,7 +251,7 @@ pub(crate) struct Found {
 /// # Panics
 /// When one does not hold.
 pub(crate) fn check_all<D: Device>(device: &D, chosen: impl Fn(Scheme, &Case) -> bool, found: &mut Found) {
-    for (at, scheme) in Scheme::all().filter(|&s| MatrixPlan::supports(s)).enumerate() {
+    for (at, scheme) in Scheme::all().filter(|&s| !several(s)).enumerate() {
         for (number, case) in CASES.iter().enumerate().filter(|(_, case)| chosen(scheme, case)) {
             check_one(device, scheme, at + number, case, found);
         }
@@ -246,7 +263,8 @@ pub(crate) fn check_all<D: Device>(device: &D, chosen: impl Fn(Scheme, &Case) ->
 /// # Panics
 /// When one does not hold.
 pub(crate) fn check_deals<D: Device>(device: &D, chosen: impl Fn(&Case) -> bool, found: &mut Found) {
-    for name in ["tcq-fast-2", "tcq-2.25", "vq-4", "int-4", "gnuq-3", "half-tcq-2.25", "aq-m2v8"] {
+    for name in ["tcq-fast-2", "tcq-2.25", "vq-4", "int-4", "gnuq-3", "half-tcq-2.25", "aq-m2v8", "qoq-g128"]
+    {
         let scheme: Scheme = name.parse().expect("a scheme");
         for (number, case) in DEALS.iter().enumerate().filter(|(_, case)| chosen(case)) {
             check_one(device, scheme, number, case, found);
@@ -303,6 +321,181 @@ fn largest(scheme: Scheme) -> Codebook {
     Codebook::new(scheme, entries, 0.25).expect("sums within -127..=127")
 }
 
+/// Whether a matrix of the scheme is on a device in several parts.
+fn several(scheme: Scheme) -> bool {
+    matches!(scheme.family(), Family::NestTcq(..) | Family::NestNuq(_))
+}
+
+/// Runs every nested scheme at all its precisions.
+///
+/// # Panics
+/// When one does not hold.
+pub(crate) fn check_nested<D: Device>(device: &D, chosen: impl Fn(Scheme, &Case) -> bool, found: &mut Found) {
+    for (at, scheme) in Scheme::all().filter(|&s| several(s)).enumerate() {
+        for (number, case) in CASES.iter().enumerate().filter(|(_, case)| chosen(scheme, case)) {
+            let p = prepare(scheme, at + number, case);
+            check_precisions(device, case, &p, found)
+                .unwrap_or_else(|e| panic!("{scheme}, {}: {e}", case.why));
+        }
+    }
+}
+
+fn check_precisions<D: Device>(
+    device: &D,
+    case: &Case,
+    p: &Prepared,
+    found: &mut Found,
+) -> Result<(), LoadError> {
+    let (view, scheme) = (p.packed.view().expect("parts that fit"), p.packed.scheme);
+    let Case { rows, cols, batch, why, .. } = *case;
+    let matrix = DeviceMatrix::new(device, &view, p.bias.as_deref())?;
+    let work = Workspace::new(device, [&matrix])?;
+    let (x, y) = (Buffer::of(device, &p.x, "x")?, Buffer::of(device, &p.start, "y")?);
+    let expanded = Buffer::zeroed(device, 2 * rows * cols, "weights")?;
+    let plans: Vec<&MatrixPlan> = matrix.plans().collect();
+    let mut bytes = 0;
+    for (i, rate) in scheme.precisions().enumerate() {
+        let what = format!("{scheme} at {rate} bits, {rows}x{cols} batch {batch}: {why}");
+        // A bound between two precisions is that of the lower.
+        let reading = matrix.at(Some(Rate::quarter_bits(rate.quarters().expect("quarters") + 1)));
+        assert!(reading.bytes() > bytes, "{what}: a higher precision reads more");
+        bytes = reading.bytes();
+        let weights = at_precision(&view, rate);
+        reading.expand(&expanded, false)?;
+        let halves: Vec<u16> = expanded.read(rows * cols)?;
+        for (at, (&got, &(want, size))) in halves.iter().zip(&weights).enumerate() {
+            // Each plane and each sum is rounded to half.
+            let got = f64::from(f16::from_bits(got).to_f32());
+            let roundings = if scheme.planes() > 1 { i + 1 } else { 1 } as f64;
+            let near = (got - want).abs() <= roundings * 2f64.powi(-11) * size + 2f64.powi(-24);
+            assert!(near, "{what}: weight {at}: {got}, want {want}");
+        }
+        y.write(&p.start)?;
+        reading.apply(&x, &y, batch, case.bias, &work)?;
+        let product: Vec<f32> = y.read(batch * rows)?;
+        // Of a trellis the planes, of scalar codes one part.
+        let these = if scheme.planes() > 1 { &plans[..=i] } else { &plans[i..=i] };
+        let limits = device.limits();
+        let launches: Vec<_> = these.iter().map(|&plan| (plan, &limits)).collect();
+        let weight = |r: usize, c: usize| weights[r * cols + c].0;
+        // Where planes cancel, their errors do not.
+        let most = weights.iter().map(|(w, size)| size / w.abs().max(1e-9)).fold(1.0, f64::max);
+        let input = most * rounding(scheme, these[0]);
+        found.worst = found.worst.max(check_product(&what, case, p, (&weight, &product), input, &launches));
+        found.names.extend(these.iter().flat_map(|plan| &plan.segments).map(|s| s.dequant.clone()));
+        found.names.extend(these.iter().map(|plan| plan.gemv.clone()));
+        found.cases += 1;
+    }
+    Ok(())
+}
+
+/// Weights of a nested matrix at a precision, and the sum of the magnitudes that they are made of.
+fn at_precision(view: &PackedView<'_>, rate: Rate) -> Vec<(f64, f64)> {
+    let (Shape { rows, cols }, scheme) = (view.shape(), view.layout().scheme());
+    let half = |integer: i16| f64::from(f16::from_f32(f32::from(integer)).to_f32());
+    let mut out = vec![(0.0, 0.0); rows * cols];
+    for plane in 0..scheme.planes_within(rate).min(scheme.planes()) {
+        for (i, (sum, size)) in out.iter_mut().enumerate() {
+            let (r, c) = (i / cols, i % cols);
+            let integer = match scheme.family() {
+                Family::NestNuq(ladder) => {
+                    let tile = &view.codes()[view.layout().tile(0, r / 16, c / 16)];
+                    let at = (r % 16 * 16 + c % 16) * ladder.high() as usize;
+                    let bits = u32::from(rate.quarters().expect("whole bits") as u8 / 4);
+                    let bit = |k: usize| usize::from(tile[(at + k) / 8] >> ((at + k) % 8) & 1) << k;
+                    let code: usize = (0..bits as usize).map(bit).sum();
+                    view.codebooks()[0].at(bits).expect("a table for the precision")[code]
+                }
+                _ => {
+                    let mut tile = [0; 256];
+                    view.expand_tile(plane, r / 16, c / 16, &mut tile);
+                    tile[r % 16 * 16 + c % 16]
+                }
+            };
+            let w = half(integer) * f64::from(view.factor(plane, r, c));
+            (*sum, *size) = (*sum + w, *size + w.abs());
+        }
+    }
+    out
+}
+
+/// Runs progressive schemes in integers, for any number of tokens: where one block has all columns of
+/// a row, the bits are those of the scalar reference.
+///
+/// # Panics
+/// When they are not.
+pub(crate) fn check_integers<D: Device>(
+    device: &D,
+    chosen: impl Fn(Scheme, &Case) -> bool,
+    found: &mut Found,
+) {
+    let schemes = Scheme::all().filter(|scheme| matches!(scheme.family(), Family::Qoq(_)));
+    for scheme in schemes {
+        let cases = PSUMS.iter().chain(&DEALS[1..2]).enumerate();
+        for (number, case) in cases.filter(|(_, case)| chosen(scheme, case)) {
+            // A part of a tile, and of the second.
+            for tokens in [[9, 20], [33, 70]][number % 2] {
+                let case = Case { batch: tokens, group: 0, ..*case };
+                let mut p = prepare(scheme, number, &case);
+                // Columns of no magnitude, and of none that counts.
+                let zeros = case.cols.min(256);
+                p.x[..zeros].fill(0.0);
+                p.x[case.cols..][..zeros].fill(-1e-35);
+                check_integer(device, &case, &p, found).unwrap_or_else(|e| panic!("{scheme}: {e}"));
+            }
+        }
+    }
+}
+
+fn check_integer<D: Device>(
+    device: &D,
+    case: &Case,
+    p: &Prepared,
+    found: &mut Found,
+) -> Result<(), LoadError> {
+    let Case { rows, cols, batch, why, .. } = *case;
+    let what = format!("{} {rows}x{cols} batch {batch}: {why}", p.packed.scheme);
+    // As for Psumbooks: a gain that is a power of two.
+    let Packed { scheme, shape, codebooks, codes, second_level, scales, group } = &p.packed;
+    let planes = Planes { codes, second_level, scales, gains: &[0.5] };
+    let books: Vec<&Codebook> = codebooks.iter().collect();
+    let view = PackedView::new(*scheme, *shape, &books, planes, *group).expect("parts that fit");
+    let matrix = DeviceMatrix::new(device, &view, p.bias.as_deref())?;
+    let (x, y) = (Buffer::of(device, &p.x, "x")?, Buffer::of(device, &p.start, "y")?);
+    let halves = Buffer::zeroed(device, 2 * batch * cols, "no inputs")?;
+    let scratch = Buffer::zeroed(device, 1 << 26, "scratch")?;
+    let launch = matrix.at(None).integers(batch, scratch.bytes()).expect("progressive codes");
+    assert!(matrix.at(None).integers(batch, 100).is_none(), "{what}: no room");
+    let product = || -> Result<Vec<f32>, DeviceError> {
+        y.write(&p.start)?;
+        matrix.at(None).apply_many((&x, &halves), &scratch, &y, (0, rows), batch, case.bias)?;
+        y.read(batch * rows)
+    };
+    let got = product()?;
+    assert_eq!(got, product()?, "{what}: a launch repeats itself");
+    let mut activations = Activations::new();
+    activations.set(&p.x, cols).expect("whole tokens");
+    let mut want = vec![f32::NAN; batch * rows];
+    matmul(&PackedMatrix::new(&Kernels::scalar(), &view), &mut activations, &mut want).expect("shapes");
+    // Sums of 256 columns, which ranges add in another order.
+    let most = want.iter().fold(0f32, |most, v| most.max(v.abs()));
+    for (i, (&got, &product)) in got.iter().zip(&want).enumerate() {
+        let added = |bias: &Vec<f32>| p.start[i] + (product + bias[i % rows]);
+        let want = p.bias.as_ref().map_or(product, added);
+        let same = match launch.ranges {
+            1 => got.to_bits() == want.to_bits(),
+            _ => (got - want).abs() <= 1e-5 * most,
+        };
+        assert!(same, "{what}: output {i}: {got}, want {want}, {launch:?}");
+    }
+    found.names.insert(format!("fb_w4a8_{}", launch.tile));
+    if launch.ranges > 1 {
+        found.names.insert("fb_w4a8_finish".to_owned());
+    }
+    found.cases += 1;
+    Ok(())
+}
+
 fn check_psum<D: Device>(device: &D, case: &Case, p: &Prepared, bits: u32, found: &mut Found) {
     let (scheme, rows, cols, batch) = (p.packed.scheme, case.rows, case.cols, case.batch);
     let what = format!("{scheme} {rows}x{cols} batch {batch}, sums of {bits} bits: {}", case.why);
@@ -315,14 +508,15 @@ fn check_psum<D: Device>(device: &D, case: &Case, p: &Prepared, bits: u32, found
     let product = || -> Result<_, LoadError> {
         let mut matrix = DeviceMatrix::new(device, &view, p.bias.as_deref())?;
         matrix.set_product(Product::Psumbook);
+        let whole = matrix.at(None);
         let (x, y) = (Buffer::of(device, &p.x, "x")?, Buffer::of(device, &p.start, "y")?);
         let work = Workspace::new(device, [&matrix])?;
-        matrix.apply(&x, &y, batch, case.bias, &work)?;
+        whole.apply(&x, &y, batch, case.bias, &work)?;
         let once: Vec<f32> = y.read(batch * rows)?;
         y.write(&p.start)?;
-        matrix.apply(&x, &y, batch, case.bias, &work)?;
+        whole.apply(&x, &y, batch, case.bias, &work)?;
         assert_eq!(once, y.read::<f32>(batch * rows)?, "{what}: a launch repeats itself");
-        Ok((once, matrix.plan().clone()))
+        Ok((once, matrix.plans().next().expect("a plan").clone()))
     };
     let (got, plan) = product().unwrap_or_else(|e| panic!("{what}: {e}"));
     let kernel = plan.psums.as_ref().expect("a Psumbook").kernel(batch);
