@@ -329,7 +329,7 @@ fn random<'d, D: Device>(
 ) -> Result<DeviceModel<'d, D>, Error> {
     let config = ModelConfig::parse(preset.config_text().as_bytes(), Path::new("config.json"))?;
     let mut builder =
-        Builder::new(device, config.clone(), OnlineRotations::new(&config, RotationMode::Fold, 0)?)?;
+        Builder::new(device, config.clone(), OnlineRotations::new(&config, RotationMode::Fold, 0)?);
     for (stream, id) in (0..).zip(LinearId::all(&config)) {
         let shape = id.shape(&config);
         let bias = id.has_bias(&config).then(|| vec![0.0; shape.rows]);

@@ -3,6 +3,7 @@
 use crate::{Address, Limits};
 use bytemuck::Pod;
 use std::fmt;
+use std::marker::PhantomData;
 
 /// A device refused or failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -182,7 +183,41 @@ impl<D: Device> Drop for Buffer<'_, D> {
     }
 }
 
+/// Rows of floats, from one of a buffer's on.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'b> {
+    at: Address,
+    bytes: usize,
+    first: usize,
+    of: PhantomData<&'b ()>,
+}
+
+impl<'b, D: Device> From<&'b Buffer<'_, D>> for Rows<'b> {
+    fn from(buffer: &'b Buffer<'_, D>) -> Self {
+        Self { at: buffer.at(), bytes: buffer.bytes(), first: 0, of: PhantomData }
+    }
+}
+
+impl Rows<'_> {
+    /// The address of `rows` rows of `cols` floats.
+    ///
+    /// # Panics
+    /// When the buffer has fewer.
+    #[must_use]
+    pub fn floats(&self, rows: usize, cols: usize) -> Address {
+        let (bytes, end) = (self.bytes, self.first + rows);
+        assert!(bytes >= 4 * end * cols, "{end} rows of {cols} floats in a buffer of {bytes} bytes");
+        self.at + 4 * (self.first * cols) as u64
+    }
+}
+
 impl<'d, D: Device> Buffer<'d, D> {
+    /// Its rows from `first` on.
+    #[must_use]
+    pub fn rows_from(&self, first: usize) -> Rows<'_> {
+        Rows { first, ..Rows::from(self) }
+    }
+
     /// `bytes` bytes of zeros.
     ///
     /// # Errors

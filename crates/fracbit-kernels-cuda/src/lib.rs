@@ -18,7 +18,7 @@ mod w4a8;
 
 pub use args::Address;
 pub use book::Book;
-pub use device::{Buffer, Device, DeviceError, Grid};
+pub use device::{Buffer, Device, DeviceError, Grid, Rows};
 pub use encode::TrellisEncoder;
 #[cfg(feature = "cuda")]
 pub use gpu::{Gpu, Graph};

@@ -2,7 +2,7 @@
 
 use crate::part::{Part, Stack};
 use crate::w4a8::{MOST_TOKENS, W4a8Launch};
-use crate::{Buffer, Device, DeviceError, MatrixPlan, Product, Unsupported};
+use crate::{Buffer, Device, DeviceError, MatrixPlan, Product, Rows, Unsupported};
 use fracbit_base::{Family, Rate, Scheme, Shape};
 use fracbit_format::PackedView;
 
@@ -37,6 +37,8 @@ pub struct Reading<'m, 'd, D: Device> {
     shape: Shape,
     /// Their sum is the matrix.
     parts: &'m [Part],
+    /// Which of the matrices that lie one above the other.
+    piece: usize,
 }
 
 /// Workspace of split sums, shared by all products of one stream.
@@ -115,14 +117,35 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
         bias: Option<&[f32]>,
     ) -> Result<Self, LoadError> {
         assert!(!views.is_empty() && Self::stackable(views), "matrices of one kind");
+        Self::cut(device, views, 1, bias)
+    }
+
+    /// Matrices of one shape, one above the other as the rows of `view`, each of which is
+    /// multiplied by itself ([`Reading::piece`]): the experts of a mixture.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    ///
+    /// # Panics
+    /// When their rows are no multiple of 16.
+    pub fn pieces(device: &'d D, view: &PackedView<'_>, count: usize) -> Result<Self, LoadError> {
+        Self::cut(device, &[view], count, None)
+    }
+
+    fn cut(
+        device: &'d D,
+        views: &[&PackedView<'_>],
+        pieces: usize,
+        bias: Option<&[f32]>,
+    ) -> Result<Self, LoadError> {
         let scheme = views[0].layout().scheme();
         let (mut held, mut parts) = (Vec::new(), Vec::new());
         if let Family::NestNuq(ladder) = scheme.family() {
-            parts = Part::readings(device, &Stack::of(views, 0), ladder, bias, &mut held)?;
+            parts = Part::readings(device, &Stack::of(views, 0, pieces), ladder, bias, &mut held)?;
         } else {
             for plane in 0..scheme.planes() {
                 let bias = bias.filter(|_| plane == 0);
-                parts.push(Part::new(device, &Stack::of(views, plane), bias, &mut held)?);
+                parts.push(Part::new(device, &Stack::of(views, plane, pieces), bias, &mut held)?);
             }
         }
         let shape = parts[0].plan.shape;
@@ -135,7 +158,7 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
     pub fn at(&self, most: Option<Rate>) -> Reading<'_, 'd, D> {
         let count = most.map_or(self.parts.len(), |most| self.scheme.planes_within(most));
         let first = if self.scheme.planes() > 1 { 0 } else { count - 1 };
-        Reading { device: self.device, shape: self.shape, parts: &self.parts[first..count] }
+        Reading { device: self.device, shape: self.shape, parts: &self.parts[first..count], piece: 0 }
     }
 
     /// How a product of `batch` (1 to 8) tokens is made.
@@ -182,7 +205,7 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
         self.scheme
     }
 
-    /// Shape without padding.
+    /// Shape without padding, of a piece where there are several.
     #[must_use]
     pub fn shape(&self) -> Shape {
         self.shape
@@ -196,6 +219,12 @@ impl<'d, D: Device> DeviceMatrix<'d, D> {
 }
 
 impl<D: Device> Reading<'_, '_, D> {
+    /// The same of another piece; as it comes, it is of the first.
+    #[must_use]
+    pub fn piece(self, piece: usize) -> Self {
+        Self { piece, ..self }
+    }
+
     /// Bytes that a product reads, without tables.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -210,9 +239,9 @@ impl<D: Device> Reading<'_, '_, D> {
     ///
     /// # Panics
     /// When a buffer is too short.
-    pub fn apply(
+    pub fn apply<'x>(
         &self,
-        x: &Buffer<'_, D>,
+        x: impl Into<Rows<'x>>,
         y: &Buffer<'_, D>,
         batch: usize,
         accumulate: bool,
@@ -228,9 +257,9 @@ impl<D: Device> Reading<'_, '_, D> {
     ///
     /// # Panics
     /// When a buffer is too short.
-    pub fn apply_at(
+    pub fn apply_at<'x>(
         &self,
-        x: &Buffer<'_, D>,
+        x: impl Into<Rows<'x>>,
         y: &Buffer<'_, D>,
         (offset, stride): (usize, usize),
         batch: usize,
@@ -239,12 +268,11 @@ impl<D: Device> Reading<'_, '_, D> {
     ) -> Result<(), DeviceError> {
         let Shape { rows, cols } = self.shape;
         let floats = (batch - 1) * stride + offset + rows;
-        assert!(x.bytes() >= 4 * batch * cols, "x of {} bytes for ({batch}, {cols})", x.bytes());
         assert!(y.bytes() >= 4 * floats, "y of {} bytes for {floats} floats", y.bytes());
         assert!((1..=8).contains(&batch), "a launch takes 1 to 8 tokens, got {batch}");
-        let at = (x.at(), y.at() + 4 * offset as u64);
+        let at = (x.into().floats(batch, cols), y.at() + 4 * offset as u64);
         self.parts.iter().enumerate().try_for_each(|(plane, part)| {
-            part.apply(self.device, at, stride, batch, accumulate || plane > 0, work)
+            part.apply((self.device, part.args(self.piece)), at, stride, batch, accumulate || plane > 0, work)
         })
     }
 
@@ -275,7 +303,7 @@ impl<D: Device> Reading<'_, '_, D> {
         if let Some(launch) = self.integers(tokens, scratch.bytes()).filter(|_| most) {
             assert!(x.bytes() >= 4 * tokens * cols, "inputs of {tokens} tokens");
             let at = (x.at(), scratch.at(), y);
-            return launch.run(self.device, self.parts[0].args, at, stride, accumulate);
+            return launch.run(self.device, self.parts[0].args(self.piece), at, stride, accumulate);
         }
         self.expand(scratch, false)?;
         let at = (scratch.at(), halves.at(), y);
@@ -300,6 +328,8 @@ impl<D: Device> Reading<'_, '_, D> {
         assert!(out.bytes() >= 2 * self.shape.len(), "{} bytes for {}", out.bytes(), self.shape);
         assert!(!raw || self.parts.len() == 1, "integers of planes do not add up");
         let mut planes = self.parts.iter().enumerate();
-        planes.try_for_each(|(plane, part)| part.expand(self.device, out.at(), raw, plane > 0))
+        planes.try_for_each(|(plane, part)| {
+            part.expand((self.device, part.args(self.piece)), out.at(), raw, plane > 0)
+        })
     }
 }

@@ -4,15 +4,17 @@
 //! the device of its buffers.
 
 pub use crate::gemm::{Gemm, halve};
-use crate::{Address, Buffer, Device, DeviceError, Grid, gemm::GemmArgs};
+use crate::{Address, Buffer, Device, DeviceError, Grid, Rows, gemm::GemmArgs};
 use bytemuck::{Pod, Zeroable};
 
 mod attend_few;
 mod attention;
+mod experts;
 mod rotate_few;
 mod sample;
 pub use attend_few::{AttentionWork, FEW, attend_few};
 pub use attention::{AttentionShape, Cache, HeadOptions, PageTables, StepRows, attention};
+pub use experts::{combine, gather, route};
 pub use rotate_few::Before;
 pub use sample::{Draw, SampleWork, sample};
 
@@ -538,21 +540,20 @@ impl<'d, D: Device> DenseMatrix<'d, D> {
     ///
     /// # Panics
     /// When a buffer is too short.
-    pub fn apply_at(
+    pub fn apply_at<'x>(
         &self,
         device: &D,
-        x: &Buffer<'_, D>,
+        x: impl Into<Rows<'x>>,
         y: &Buffer<'_, D>,
         (offset, stride): (usize, usize),
         batch: usize,
         accumulate: bool,
     ) -> Result<(), DeviceError> {
-        holds(x, batch * self.cols, "dense");
         holds(y, (batch - 1) * stride + offset + self.rows, "dense");
         let args = DenseArgs {
             w: self.w.at(),
             bias: at(self.bias.as_ref()),
-            x: x.at(),
+            x: x.into().floats(batch, self.cols),
             y: y.at() + 4 * offset as u64,
             rows: u32_of(self.rows),
             cols: u32_of(self.cols),

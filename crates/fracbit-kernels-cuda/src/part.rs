@@ -13,21 +13,26 @@ use half::f16;
 /// What products of one precision need.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
+    /// Of one piece, where there are several one above the other.
     pub(crate) plan: MatrixPlan,
     /// For 1 to 8 tokens.
     launches: Vec<Launch>,
     products: Vec<Product>,
-    pub(crate) args: MatrixArgs,
+    /// Of the first piece.
+    args: MatrixArgs,
     /// Of additive codebooks.
     pub(crate) centroids: Address,
-    /// Bytes that a product reads, without tables: codes, scales, bias.
+    /// Bytes that a product with a piece reads, without tables: codes, scales, bias.
     pub(crate) bytes: usize,
 }
 
 /// Matrices of one scheme, one above the other.
 pub(crate) struct Stack<'a> {
     pub(crate) scheme: Scheme,
+    /// Of a piece: of all rows, unless the rows are those of several matrices that are multiplied
+    /// one at a time.
     pub(crate) shape: Shape,
+    pieces: usize,
     group: usize,
     books: Vec<&'a Codebook>,
     codes: Vec<u8>,
@@ -41,16 +46,22 @@ pub(crate) struct Stack<'a> {
 }
 
 impl<'a> Stack<'a> {
-    /// One plane of matrices that fit together.
-    pub(crate) fn of(views: &[&PackedView<'a>], plane: usize) -> Self {
+    /// One plane of matrices that fit together, cut into so many pieces of whole tiles.
+    pub(crate) fn of(views: &[&PackedView<'a>], plane: usize, pieces: usize) -> Self {
         let first = views[0];
         let layout = first.layout();
         let nested = layout.scheme().planes() > 1;
         let segment = layout.segments().get(plane).filter(|_| nested);
-        let rows = views.iter().map(|view| view.shape().rows).sum();
+        let all = views.iter().map(|view| view.shape().rows).sum::<usize>();
+        let rows = all / pieces;
+        assert!(
+            pieces == 1 || rows.is_multiple_of(TILE_ROWS) && rows * pieces == all,
+            "pieces of whole tiles"
+        );
         let mut stack = Self {
             scheme: segment.map_or(layout.scheme(), |segment| segment.scheme),
             shape: Shape::new(rows, first.shape().cols),
+            pieces,
             group: first.group(),
             books: if nested { vec![first.codebooks()[plane]] } else { first.codebooks().to_vec() },
             codes: Vec::new(),
@@ -98,15 +109,15 @@ fn scaled(halves: &[f16], gain: f32) -> (Vec<u16>, f32) {
     (halves.iter().map(moved).collect(), gain / factor)
 }
 
-/// Scale and zero of progressive groups as `Levels` of `codes.cuh` takes them: the scale, and in the
-/// upper byte its product with the zero, at most 240.
+/// Scale and zero of progressive groups as `Levels` of `codes.cuh` takes them: the scale, and in
+/// the upper byte its product with the zero, at most 240.
 fn levels(bytes: &[u8]) -> Vec<u16> {
     let levels = bytes.iter().map(|&byte| SecondLevel::from_byte(byte));
     levels.map(|of| u16::from(of.scale) | (u16::from(of.scale) * u16::from(of.zero)) << 8).collect()
 }
 
-/// Nested scalar codes as separate arrays: those of `low` bits, then one bit of each plane, each as a
-/// canonical matrix of its own.
+/// Nested scalar codes as separate arrays: those of `low` bits, then one bit of each plane, each as
+/// a canonical matrix of its own.
 fn split(codes: &[u8], ladder: Ladder) -> Vec<Vec<u8>> {
     let (low, high) = (ladder.low(), ladder.high());
     let row_bytes = |bits: u32| TILE_COLS * bits as usize / 8;
@@ -165,10 +176,11 @@ impl Common {
             args.scales = put(&stack.scales, "scales")?;
         }
         if let Some(bias) = bias {
+            assert_eq!(stack.pieces, 1, "pieces have no biases");
             assert_eq!(bias.len(), shape.rows, "a bias for every row");
             args.bias = put(bias, "bias")?;
         }
-        Ok(Self { args, bytes })
+        Ok(Self { args, bytes: bytes / stack.pieces })
     }
 }
 
@@ -237,8 +249,8 @@ impl Part {
         let group = beside.as_ref().map_or(plan.group, |&(_, columns)| columns);
         let mut at = Vec::new();
         for segment in &plan.segments {
-            let codes = Buffer::zeroed(device, plan.code_bytes(segment), "codes")?;
-            let repack = RepackArgs {
+            let codes = Buffer::zeroed(device, stack.pieces * plan.code_bytes(segment), "codes")?;
+            let mut repack = RepackArgs {
                 from: canonical.at(),
                 to: codes.at(),
                 quarters: u32_of(segment.quarters),
@@ -259,7 +271,12 @@ impl Part {
                 stride: u32_of(segment.stride),
                 ..repack_of(&plan)
             };
-            launch_repack(device, &repack)?;
+            for _ in 0..stack.pieces {
+                launch_repack(device, &repack)?;
+                repack.from += u64::from(repack.strips) * plan.row_bytes as u64;
+                repack.to += plan.code_bytes(segment) as u64;
+                repack.scales += u64::from(repack.rows * repack.groups) * size_of::<u16>() as u64;
+            }
             at.push(codes.at());
             held.push(codes);
         }
@@ -286,12 +303,12 @@ impl Part {
         let common = Common::new(device, stack, bias, held)?;
         let whole = plans.last().expect("a precision");
         let segment = &whole.segments[0];
-        let codes = Buffer::zeroed(device, whole.code_bytes(segment), "codes")?;
+        let codes = Buffer::zeroed(device, stack.pieces * whole.code_bytes(segment), "codes")?;
         let mut to = codes.at();
         for (i, array) in split(&stack.codes, ladder).iter().enumerate() {
             let bits = if i == 0 { ladder.low() as usize } else { 1 };
             let canonical = Buffer::of(device, array, "codes")?;
-            let repack = RepackArgs {
+            let mut repack = RepackArgs {
                 from: canonical.at(),
                 to,
                 quarters: u32_of(4 * bits),
@@ -301,7 +318,11 @@ impl Part {
                 stride: u32_of(segment.stride),
                 ..repack_of(whole)
             };
-            launch_repack(device, &repack)?;
+            for _ in 0..stack.pieces {
+                launch_repack(device, &repack)?;
+                repack.from += u64::from(repack.strips * repack.row_bytes);
+                repack.to += whole.code_bytes(segment) as u64;
+            }
             // An octet of a pair has 32 rows of 128 columns.
             to += (2 * TILE_ROWS * 128 * bits / 8) as u64;
         }
@@ -309,6 +330,17 @@ impl Part {
         let parts = parts.collect::<Result<_, _>>()?;
         held.push(codes);
         Ok(parts)
+    }
+
+    /// What kernels are told of a piece.
+    pub(crate) fn args(&self, piece: usize) -> MatrixArgs {
+        let mut args = self.args;
+        for (segment, slot) in self.plan.segments.iter().zip(&mut args.segments) {
+            slot.codes += (piece * self.plan.code_bytes(segment)) as u64;
+        }
+        // Where scales lie with the codes there are none.
+        args.scales += (piece * self.plan.shape.rows * args.groups as usize * size_of::<f32>()) as u64;
+        args
     }
 
     pub(crate) fn product(&self, batch: usize) -> Product {
@@ -345,7 +377,7 @@ impl Part {
     /// `y = W x` for `batch` (1 to 8) tokens, row `n` of the result at float `offset + n stride`.
     pub(crate) fn apply<D: Device>(
         &self,
-        device: &D,
+        (device, w): (&D, MatrixArgs),
         (x, y): (Address, Address),
         stride: usize,
         batch: usize,
@@ -356,7 +388,7 @@ impl Part {
         assert!(4 * self.workspace(batch) <= work.partial.bytes(), "workspace made for this matrix");
         if let (Product::Psumbook, Some(psums)) = (self.product(batch), &self.plan.psums) {
             let args = PsumArgs {
-                w: self.args,
+                w,
                 centroids: self.centroids,
                 x,
                 y,
@@ -371,7 +403,7 @@ impl Part {
             return psums.launch(device, &self.plan, args);
         }
         let mut args = GemvArgs {
-            w: self.args,
+            w,
             x,
             y,
             partial: work.partial.at(),
@@ -399,7 +431,7 @@ impl Part {
     /// `add` to what is there.
     pub(crate) fn expand<D: Device>(
         &self,
-        device: &D,
+        (device, w): (&D, MatrixArgs),
         out: Address,
         raw: bool,
         add: bool,
@@ -407,14 +439,8 @@ impl Part {
         const MOST_WARPS: usize = 16;
         let limits = device.limits();
         for (i, segment) in self.plan.segments.iter().enumerate() {
-            let args = DequantArgs {
-                w: self.args,
-                out,
-                segment: u32_of(i),
-                raw: u32::from(raw),
-                add: u32::from(add),
-                pad: 0,
-            };
+            let args =
+                DequantArgs { w, out, segment: u32_of(i), raw: u32::from(raw), add: u32::from(add), pad: 0 };
             let items = self.plan.pairs * segment.octets;
             let most = segment.dequant_warps(limits.shared).clamp(1, MOST_WARPS);
             let warps = most.min(items);

@@ -21,7 +21,18 @@ pub(crate) const UNITS: [(&str, &str); 15] = [
 
 /// The headers that the units include, by unit: `gen` stands for all generated ones.
 pub(crate) const HEADERS: [(&str, &[&str]); 7] = [
-    ("model", &["attend_few.cuh", "dense.cuh", "model.cuh", "repack.cuh", "rotate_few.cuh", "sample.cuh"]),
+    (
+        "model",
+        &[
+            "attend_few.cuh",
+            "dense.cuh",
+            "experts.cuh",
+            "model.cuh",
+            "repack.cuh",
+            "rotate_few.cuh",
+            "sample.cuh",
+        ],
+    ),
     ("gemm", &["gemm.cuh", "gemm_warpgroup.cuh", "warpgroup.cuh"]),
     ("prompt", &["model.cuh", "prompt.cuh"]),
     ("encode", &["encode.cuh"]),

@@ -94,7 +94,7 @@ impl Opened {
 
     fn plain_on_device<'d, D: Device>(&self, device: &'d D) -> Result<DeviceModel<'d, D>, Error> {
         let source = self.source(RotationMode::None, 0)?;
-        let mut builder = Builder::new(device, self.config.clone(), source.rotations().clone())?;
+        let mut builder = Builder::new(device, self.config.clone(), source.rotations().clone());
         for id in LinearId::all(&self.config) {
             builder.dense(id, &source.linear(id)?.data, source.bias(id)?);
         }
@@ -112,7 +112,7 @@ impl Opened {
         let Some(block) = &self.quantization else { return self.plain_on_device(device) };
         let reader = Reader { checkpoint: &self.checkpoint, verify };
         let rotations = block.rotations(&self.config, &reader)?;
-        let mut builder = Builder::new(device, self.config.clone(), rotations)?;
+        let mut builder = Builder::new(device, self.config.clone(), rotations);
         let mut books = Books::new();
         for id in LinearId::all(&self.config) {
             let shape = id.shape(&self.config);

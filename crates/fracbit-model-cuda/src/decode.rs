@@ -2,7 +2,7 @@
 
 use crate::{DeviceModel, DeviceState, Error, graph::Products};
 use fracbit_kernels_cuda::{
-    Buffer, Device,
+    Buffer, Device, DeviceError,
     ops::{self, Draw, SampleWork, Step, StepRows},
 };
 use fracbit_model::SampleConfig;
@@ -16,10 +16,12 @@ use fracbit_model::SampleConfig;
 pub struct Decoder<'m, 'd, D: Device> {
     model: &'m DeviceModel<'d, D>,
     state: &'m mut DeviceState<'d, D>,
-    graph: D::Graph,
+    /// The step as it was recorded, where it is the same every time.
+    graph: Option<D::Graph>,
+    draw: Draw,
     out: Buffer<'d, D>,
-    /// Held by the recorded step.
-    _draws: ([Buffer<'d, D>; 2], SampleWork<'d, D>),
+    /// Held by the recorded step as well.
+    draws: ([Buffer<'d, D>; 2], SampleWork<'d, D>),
     drawn: usize,
     most: usize,
 }
@@ -57,16 +59,22 @@ impl<'m, 'd, D: Device> Decoder<'m, 'd, D> {
             min_p: sampling.min_p,
             penalty: sampling.repetition_penalty,
         };
-        let graph = {
-            let (on, caches) = (&state.work, state.sequence.list.pool().memory().caches());
-            let precision = state.sequence.precision;
-            device.record(&mut || {
-                model.blocks(on, caches, StepRows::of_one(1), &Products::few(precision))?;
-                model.head(on, &on.x, (0, 1), precision)?;
-                ops::sample(&on.step, &on.logits, &out, &uniforms, &seen, &work, &draw)
-            })?
-        };
-        Ok(Self { model, state, graph, out, _draws: ([uniforms, seen], work), drawn: 0, most })
+        let draws = ([uniforms, seen], work);
+        let mut decoder = Self { model, state, graph: None, draw, out, draws, drawn: 0, most };
+        if model.recordable() {
+            decoder.graph = Some(device.record(&mut || decoder.launch())?);
+        }
+        Ok(decoder)
+    }
+
+    /// Launches a step: the last token is run and the next one drawn.
+    fn launch(&self) -> Result<(), DeviceError> {
+        let (model, sequence, on) = (self.model, &self.state.sequence, &self.state.work);
+        let (caches, precision) = (sequence.list.pool().memory().caches(), sequence.precision);
+        model.blocks(on, caches, StepRows::of_one(1), &Products::few(precision))?;
+        model.head(on, &on.x, (0, 1), precision)?;
+        let ([uniforms, seen], work) = &self.draws;
+        ops::sample(&on.step, &on.logits, &self.out, uniforms, seen, work, &self.draw)
     }
 
     /// The next token, or `None` when all were drawn or the context is full.
@@ -77,7 +85,10 @@ impl<'m, 'd, D: Device> Decoder<'m, 'd, D> {
         if self.drawn == self.most {
             return Ok(None);
         }
-        self.model.device.replay(&self.graph)?;
+        match &self.graph {
+            Some(graph) => self.model.device.replay(graph)?,
+            None => self.launch()?,
+        }
         self.drawn += 1;
         self.state.sequence.list.advance(1);
         // The one wait: the newest token is the next to be run.

@@ -1,10 +1,12 @@
 //! The graph over the weights: what a step launches.
 
-use crate::model::{DeviceModel, Group, HeadTables, Linear};
-use fracbit_base::{Family, Rate};
-use fracbit_io::{Activation, QkNorm};
+use crate::experts::{ExpertWork, Routed};
+use crate::model::{DeviceModel, Group, HeadTables, Layer, Linear};
+use fracbit_base::Rate;
+use fracbit_format::SchemeSpec;
+use fracbit_io::{Activation, Experts, QkNorm};
 use fracbit_kernels_cuda::{
-    Buffer, Device, DeviceError,
+    Buffer, Device, DeviceError, Rows,
     ops::{
         self, AttentionShape, AttentionWork, Before, Cache, FEW, Gate, HeadOptions, PROMPT, PageTables,
         RotationTables, SEQUENCES, Step, StepRows,
@@ -44,6 +46,82 @@ impl<D: Device> Products<'_, '_, D> {
     }
 }
 
+/// Builders make experts where a model has them, and nowhere else.
+fn alone() -> DeviceError {
+    DeviceError::Missing("one matrix instead of experts, or experts instead of one".to_owned())
+}
+
+impl<'d, D: Device> DeviceModel<'d, D> {
+    /// One expert's product with at most [`MAX_ROWS`] rows.
+    pub(crate) fn expert(
+        &self,
+        bits: Option<Rate>,
+        group: &Group<'d, D>,
+        x: Rows<'_>,
+        (y, row): (&Buffer<'_, D>, usize),
+        expert: usize,
+        rows: usize,
+    ) -> Result<(), DeviceError> {
+        let place = |offset: &usize| (row * group.rows + offset, group.rows);
+        group.parts.iter().try_for_each(|(at, linear)| match linear {
+            Linear::Packed(m) => m.at(bits).piece(expert).apply_at(x, y, place(at), rows, false, &self.work),
+            Linear::Dense(_) => Err(alone()),
+            Linear::Experts(all) => all[expert].apply_at(self.device, x, y, place(at), rows, false),
+        })
+    }
+}
+
+impl<'d, D: Device> DeviceModel<'d, D> {
+    /// `out = ` the sums over the experts of `rows` rows of `input`, or `+=`: both (rows, hidden).
+    pub(crate) fn experts(
+        &self,
+        (s, products): (&DeviceWork<'d, D>, &Products<'_, 'd, D>),
+        (layer, experts): (&Layer<'d, D>, Experts),
+        input: &Buffer<'d, D>,
+        out: &Buffer<'d, D>,
+        rows: usize,
+        (gate, accumulate): (Gate, bool),
+    ) -> Result<(), DeviceError> {
+        let (device, hidden, inner) = (self.device, self.config.hidden_size, self.config.intermediate_size);
+        let router = layer.router.as_ref().expect("a layer of experts has a router");
+        let on = s.experts.as_ref().expect("room for experts");
+        for first in (0..rows).step_by(on.rows) {
+            let rows = on.rows.min(rows - first);
+            ops::route(device, input.rows_from(first), router, &on.logits, (rows, experts.count, hidden))?;
+            let routed = Routed::new(experts, &on.logits.read::<f32>(rows * experts.count)?);
+            on.row_of.write(&routed.row_of)?;
+            on.pair_of.write(&routed.pair_of)?;
+            on.weights.write(&routed.weights)?;
+            let pairs = routed.row_of.len();
+            ops::gather(device, input.rows_from(first), &on.row_of, &on.input, (pairs, hidden))?;
+            let each = |f: &dyn Fn(usize, usize, usize) -> Result<(), DeviceError>| {
+                routed.groups.iter().try_for_each(|&(expert, start, count)| {
+                    (start..start + count)
+                        .step_by(MAX_ROWS)
+                        .try_for_each(|at| f(expert, at, MAX_ROWS.min(start + count - at)))
+                })
+            };
+            let of = |group, from: Rows<'_>, to: (&Buffer<'d, D>, usize), expert, count| {
+                self.expert(products.bits, group, from, to, expert, count)
+            };
+            each(&|expert, at, count| {
+                of(&layer.gate_up, on.input.rows_from(at), (&on.gate_up, at), expert, count)
+            })?;
+            match &layer.down_in {
+                Some(tables) => tables.rotate(device, &on.gate_up, &on.acts, pairs, false, Some(gate))?,
+                None => ops::gate(device, gate, &on.gate_up, &on.acts, (pairs, inner))?,
+            }
+            each(&|expert, at, count| {
+                of(&layer.down, on.acts.rows_from(at), (&on.output, at), expert, count)
+            })?;
+            let how = (&on.pair_of, &on.weights);
+            let shape = (rows, experts.active, hidden);
+            ops::combine(device, &on.output, how, out.rows_from(first), shape, accumulate)?;
+        }
+        Ok(())
+    }
+}
+
 impl<'d, D: Device> Group<'d, D> {
     fn apply(
         &self,
@@ -61,9 +139,11 @@ impl<'d, D: Device> Group<'d, D> {
             let cols = match &self.parts[0].1 {
                 Linear::Packed(m) => m.shape().cols,
                 Linear::Dense(m) => m.cols(),
+                Linear::Experts(all) => all[0].cols(),
             };
             ops::halve(model.device, x, halves, batch * cols)?;
             self.parts.iter().try_for_each(|(at, linear)| match linear {
+                Linear::Experts(_) => Err(alone()),
                 Linear::Packed(m) => {
                     m.at(of.bits).apply_many((x, halves), weights, to, place(at), batch, add)
                 }
@@ -71,6 +151,7 @@ impl<'d, D: Device> Group<'d, D> {
             })?;
         } else {
             self.parts.iter().try_for_each(|(at, linear)| match linear {
+                Linear::Experts(_) => Err(alone()),
                 Linear::Packed(m) => m.at(of.bits).apply_at(x, to, place(at), batch, add, &model.work),
                 Linear::Dense(m) => m.apply_at(model.device, x, to, place(at), batch, add),
             })?;
@@ -104,6 +185,8 @@ pub struct DeviceWork<'d, D: Device> {
     local_rope_table: Option<Buffer<'d, D>>,
     growth: Option<Buffer<'d, D>>,
     shape: AttentionShape,
+    /// Of mixtures of experts.
+    pub(crate) experts: Option<ExpertWork<'d, D>>,
     /// Tokens from which on they run together.
     pub(crate) from: usize,
     /// `None` where it is not worth it, or memory is short: then tokens run eight at a time.
@@ -111,6 +194,11 @@ pub struct DeviceWork<'d, D: Device> {
 }
 
 impl<'d, D: Device> DeviceModel<'d, D> {
+    /// Whether a step is the same launches every time: the host reads which experts tokens get.
+    pub(crate) fn recordable(&self) -> bool {
+        self.config.experts.is_none()
+    }
+
     /// The shape of attention over sequences of at most `capacity` tokens.
     pub(crate) fn attention_shape(&self, capacity: usize) -> AttentionShape {
         AttentionShape {
@@ -163,6 +251,10 @@ impl<'d, D: Device> DeviceModel<'d, D> {
                 .map(|_| Buffer::of(device, &growth, "growth of queries"))
                 .transpose()?,
             shape,
+            experts: config
+                .experts
+                .map(|experts| ExpertWork::new(device, experts, config, together))
+                .transpose()?,
             from: self.prompt_from(),
             dense: self.dense(together),
         })
@@ -173,8 +265,8 @@ impl<'d, D: Device> DeviceModel<'d, D> {
     fn prompt_from(&self) -> usize {
         let groups = self.layers.iter().flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]);
         let progressive = |linear: &Linear<'d, D>| match linear {
-            Linear::Packed(matrix) => matches!(matrix.scheme().family(), Family::Qoq(_)),
-            Linear::Dense(_) => false,
+            Linear::Packed(matrix) => SchemeSpec::of(matrix.scheme()).second_level.is_some(),
+            Linear::Dense(_) | Linear::Experts(_) => false,
         };
         let all = groups.flat_map(|g| &g.parts).all(|(_, linear)| progressive(linear));
         if all { MAX_ROWS + 1 } else { PROMPT_FROM }
@@ -201,7 +293,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         let widest = inputs.into_iter().max().unwrap_or_default();
         let largest = groups().flat_map(|g| &g.parts).filter_map(|(_, linear)| match linear {
             Linear::Packed(matrix) => Some(matrix.shape().len()),
-            Linear::Dense(_) => None,
+            Linear::Dense(_) | Linear::Experts(_) => None,
         });
         let halves = Buffer::room(self.device, 2 * rows * widest, "inputs of a prompt").ok()?;
         let weights = Buffer::room(self.device, 2 * largest.max().unwrap_or_default(), "weights of a prompt");
@@ -266,15 +358,22 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             }
             let [after_attention, after_mlp] =
                 layer.out_norms.as_ref().map_or([None; 2], |n| n.each_ref().map(Some));
-            self.write(on, &layer.output, input, after_attention, rows)?;
+            self.write(s, after_attention, rows, |to, add| layer.output.apply(on, input, to, rows, add))?;
 
             let input = self.read(s, layer.mlp_norm.as_ref(), layer.mlp_in.as_ref(), rows)?;
+            if let Some(experts) = config.experts {
+                let of = (layer, experts);
+                self.write(s, after_mlp, rows, |to, add| {
+                    self.experts((s, products), of, input, to, rows, (gate, add))
+                })?;
+                continue;
+            }
             layer.gate_up.apply(on, input, &s.wide, rows, false)?;
             match &layer.down_in {
                 Some(tables) => tables.rotate(device, &s.wide, &s.turned, rows, false, Some(gate))?,
                 None => ops::gate(device, gate, &s.wide, &s.turned, (rows, config.intermediate_size))?,
             }
-            self.write(on, &layer.down, &s.turned, after_mlp, rows)?;
+            self.write(s, after_mlp, rows, |to, add| layer.down.apply(on, &s.turned, to, rows, add))?;
         }
         Ok(())
     }
@@ -298,17 +397,16 @@ impl<'d, D: Device> DeviceModel<'d, D> {
     }
 
     /// What a product makes of its input, or the norm of that, is added to the residual stream.
-    fn write(
+    fn write<F: Fn(&Buffer<'d, D>, bool) -> Result<(), DeviceError>>(
         &self,
-        on: (&Self, &DeviceWork<'d, D>, &Products<'_, 'd, D>),
-        product: &Group<'d, D>,
-        input: &Buffer<'d, D>,
+        s: &DeviceWork<'d, D>,
         norm: Option<&Buffer<'d, D>>,
         rows: usize,
+        product: F,
     ) -> Result<(), DeviceError> {
-        let (device, width, s) = (self.device, self.config.hidden_size, on.1);
-        let Some(gain) = norm else { return product.apply(on, input, &s.x, rows, true) };
-        product.apply(on, input, &s.wide, rows, false)?;
+        let (device, width) = (self.device, self.config.hidden_size);
+        let Some(gain) = norm else { return product(&s.x, true) };
+        product(&s.wide, false)?;
         ops::norm(device, &s.wide, Some(gain), &s.n, (0, rows, width), self.inner_eps)?;
         let mut out = &s.n;
         if let Some(tables) = &self.branch_out {

@@ -2,6 +2,7 @@
 
 mod cache;
 mod decode;
+mod experts;
 mod graph;
 mod model;
 mod runtime;

@@ -28,9 +28,9 @@ pub enum Error {
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// An architecture that is not built here.
-    #[error("`{0}` runs on the processor only: there are no GPU kernels yet for its mixtures of experts")]
-    Architecture(&'static str),
+    /// Rows of experts in several schemes.
+    #[error("{0}: experts should be of one scheme each on a GPU, got bands of rows")]
+    Bands(LinearId),
     /// A part was not given.
     #[error("model: {0} is missing")]
     Missing(String),
@@ -83,6 +83,8 @@ impl From<Error> for fracbit_model::Error {
 pub(crate) enum Linear<'d, D: Device> {
     Packed(Box<DeviceMatrix<'d, D>>),
     Dense(DenseMatrix<'d, D>),
+    /// Those of experts.
+    Experts(Vec<DenseMatrix<'d, D>>),
 }
 
 /// Matrices that read one input, each writing its own rows of one output.
@@ -100,6 +102,8 @@ pub(crate) struct Layer<'d, D: Device> {
     pub(crate) output: Group<'d, D>,
     pub(crate) gate_up: Group<'d, D>,
     pub(crate) down: Group<'d, D>,
+    /// What says which experts a token gets, (experts, hidden), where there are such.
+    pub(crate) router: Option<Buffer<'d, D>>,
     /// Before attention and MLP, where there are such.
     pub(crate) attention_norm: Option<Buffer<'d, D>>,
     pub(crate) mlp_norm: Option<Buffer<'d, D>>,
@@ -184,14 +188,9 @@ impl<D: Device> std::fmt::Debug for Builder<'_, D> {
 
 impl<'d, D: Device> Builder<'d, D> {
     /// An empty model whose weights are rotated as `rotations` says.
-    ///
-    /// # Errors
-    /// [`Error::Architecture`].
-    pub fn new(device: &'d D, config: ModelConfig, rotations: OnlineRotations) -> Result<Self, Error> {
-        if config.experts.is_some() {
-            return Err(Error::Architecture(config.arch.model_type()));
-        }
-        Ok(Self { device, config, rotations, parts: BTreeMap::new(), norms: Vec::new() })
+    #[must_use]
+    pub fn new(device: &'d D, config: ModelConfig, rotations: OnlineRotations) -> Self {
+        Self { device, config, rotations, parts: BTreeMap::new(), norms: Vec::new() }
     }
 
     /// Sets a packed matrix.
@@ -299,6 +298,31 @@ impl<'d, D: Device> Builder<'d, D> {
         Ok(Group { parts, rows, places })
     }
 
+    /// Brings matrices of experts that read one input to the device.
+    fn expert_group(&mut self, ids: &[LinearId], count: usize) -> Result<Group<'d, D>, Error> {
+        let (mut parts, mut rows) = (Vec::new(), 0);
+        for &id in ids {
+            let (part, _) = self.parts.remove(&id).ok_or_else(|| Error::Missing(id.to_string()))?;
+            let shape = id.shape(&self.config);
+            let each = (shape.rows / count, shape.cols);
+            let linear = match part {
+                Part::Packed(data) => {
+                    let matrix = DeviceMatrix::pieces(self.device, &data.view(), count);
+                    Linear::Packed(Box::new(matrix.map_err(|source| Error::Matrix { id, source })?))
+                }
+                Part::Dense(weights) => {
+                    let all = weights.chunks_exact(each.0 * each.1);
+                    let all = all.map(|weights| DenseMatrix::new(self.device, each, weights, None));
+                    Linear::Experts(all.collect::<Result<_, _>>()?)
+                }
+                Part::Banded(..) => return Err(Error::Bands(id)),
+            };
+            parts.push((rows, linear));
+            rows += each.0;
+        }
+        Ok(Group { parts, rows, places: None })
+    }
+
     /// Embedding rows, turned back and divided by their factors, as f16 bits; `None` where they are
     /// used as they are.
     fn divided(&self) -> Result<Option<Vec<u16>>, Error> {
@@ -327,8 +351,13 @@ impl<'d, D: Device> Builder<'d, D> {
             let id = |which| LinearId::Layer(i, which);
             let qkv = self.group(&[id(LayerLinear::Q), id(LayerLinear::K), id(LayerLinear::V)])?;
             let output = self.group(&[id(LayerLinear::O)])?;
-            let gate_up = self.group(&[id(LayerLinear::Gate), id(LayerLinear::Up)])?;
-            let down = self.group(&[id(LayerLinear::Down)])?;
+            let (both, down) = ([id(LayerLinear::Gate), id(LayerLinear::Up)], [id(LayerLinear::Down)]);
+            let (gate_up, down) = match config.experts {
+                Some(experts) => {
+                    (self.expert_group(&both, experts.count)?, self.expert_group(&down, experts.count)?)
+                }
+                None => (self.group(&both)?, self.group(&down)?),
+            };
             let (rotations, gain) = (self.rotations.layer(i), |id| self.gain(id));
             let before = |which| FloatId::before(&config, i, which).map(gain).transpose();
             let qk_norm = config.qk_norm != QkNorm::Absent;
@@ -337,6 +366,7 @@ impl<'d, D: Device> Builder<'d, D> {
                 output,
                 gate_up,
                 down,
+                router: config.experts.map(|_| gain(FloatId::Router(i))).transpose()?,
                 attention_norm: before(LayerLinear::Q)?,
                 mlp_norm: before(LayerLinear::Gate)?,
                 out_norms: config
@@ -379,7 +409,9 @@ impl<'d, D: Device> Builder<'d, D> {
                 tied_head = Some(group);
                 DenseMatrix::of_buffer(table, shape.rows, shape.cols)
             }
-            (_, None) => return Err(Error::Missing(LinearId::Embed.to_string())),
+            (_, None) | (None, Some((_, Linear::Experts(_)))) => {
+                return Err(Error::Missing(LinearId::Embed.to_string()));
+            }
         };
         let head = if config.tie_word_embeddings { tied_head } else { Some(self.group(&[LinearId::Head])?) };
         let head_tables = match self.rotations.head() {
@@ -392,7 +424,7 @@ impl<'d, D: Device> Builder<'d, D> {
             let groups = layers.iter().flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]).chain(&head);
             let packed = groups.flat_map(|g| &g.parts).filter_map(|(_, linear)| match linear {
                 Linear::Packed(matrix) => Some(&**matrix),
-                Linear::Dense(_) => None,
+                Linear::Dense(_) | Linear::Experts(_) => None,
             });
             Workspace::new(device, packed)?
         };
@@ -466,7 +498,8 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         let layers = 0..self.config.num_hidden_layers();
         let all = layers.flat_map(|i| LayerLinear::ALL.map(|which| id(i, which))).chain([LinearId::Embed]);
         let weights: usize = all.map(|id| id.shape(&self.config).len()).sum();
-        (8 * self.step_bytes(precision)) as f64 / weights.max(1) as f64
+        (8 * self.bytes_with(precision, self.config.experts.map_or(1, |experts| experts.count))) as f64
+            / weights.max(1) as f64
     }
 
     /// Launches that one step of the packed products takes: fewer where matrices share a scheme.
@@ -486,20 +519,26 @@ impl<'d, D: Device> DeviceModel<'d, D> {
     pub(crate) fn packed(&self) -> impl Iterator<Item = &DeviceMatrix<'d, D>> {
         self.linears().filter_map(|linear| match linear {
             Linear::Packed(matrix) => Some(&**matrix),
-            Linear::Dense(_) => None,
+            Linear::Dense(_) | Linear::Experts(_) => None,
         })
     }
 
     /// Bytes of weights that a step reads at a precision.
     #[must_use]
     pub fn step_bytes(&self, precision: Precision) -> usize {
-        let read: usize = self
-            .linears()
-            .map(|linear| match linear {
-                Linear::Packed(matrix) => matrix.at(precision.rate()).bytes(),
-                Linear::Dense(matrix) => matrix.weights().bytes(),
-            })
-            .sum();
+        self.bytes_with(precision, self.config.experts.map_or(1, |experts| experts.active))
+    }
+
+    /// Bytes of weights at a precision, those of so many experts.
+    fn bytes_with(&self, precision: Precision, experts: usize) -> usize {
+        let of = |linear: &Linear<'d, D>| match linear {
+            Linear::Packed(matrix) => matrix.at(precision.rate()).bytes(),
+            Linear::Dense(matrix) => matrix.weights().bytes(),
+            Linear::Experts(all) => all[0].weights().bytes(),
+        };
+        let alone = self.layers.iter().flat_map(|l| [&l.gate_up, &l.down]).flat_map(|g| &g.parts);
+        let expert = alone.map(|(_, linear)| of(linear)).sum::<usize>();
+        let read = self.linears().map(of).sum::<usize>() + (experts - 1) * expert;
         read + if self.head.is_none() { self.embed.weights().bytes() } else { 0 }
     }
 }

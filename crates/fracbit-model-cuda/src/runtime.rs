@@ -66,17 +66,20 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         work.work.step.write(&[Step::new(&positions, tokens)])?;
         work.work.tables.write(&tables.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
         let count = states.len();
-        let graph = match work.recorded.entry((precision.rate(), count)) {
-            Entry::Occupied(graph) => graph.into_mut(),
-            Entry::Vacant(slot) => {
-                let (s, caches) = (&work.work, pool.memory().caches());
-                slot.insert(self.device.record(&mut || {
-                    self.blocks(s, caches, StepRows::one_of(count), &Products::few(precision))?;
-                    self.head(s, &s.x, (0, count), precision)
-                })?)
-            }
+        let (s, caches) = (&work.work, pool.memory().caches());
+        let mut launch = || {
+            self.blocks(s, caches, StepRows::one_of(count), &Products::few(precision))?;
+            self.head(s, &s.x, (0, count), precision)
         };
-        self.device.replay(graph)?;
+        if self.recordable() {
+            let graph = match work.recorded.entry((precision.rate(), count)) {
+                Entry::Occupied(graph) => graph.into_mut(),
+                Entry::Vacant(slot) => slot.insert(self.device.record(&mut launch)?),
+            };
+            self.device.replay(graph)?;
+        } else {
+            launch()?;
+        }
         states.iter_mut().for_each(|state| state.list.advance(1));
         Ok(())
     }

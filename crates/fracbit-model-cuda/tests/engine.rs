@@ -90,10 +90,11 @@ fn sequences_together_get_the_tokens_they_get_alone() {
     together_as_alone(&[("llama3", 10)]);
 }
 
-/// Norms of heads, biases, a sliding window: beside the one above, where there are two processors.
+/// Norms of heads, biases, a sliding window, experts: beside the one above, where there are two
+/// processors.
 #[test]
 fn a_few_sequences_of_other_models_get_the_tokens_they_get_alone() {
-    together_as_alone(&[("qwen3", 4), ("qwen2", 4), ("mistral", 4)]);
+    together_as_alone(&[("qwen3", 4), ("qwen2", 4), ("mistral", 4), ("granite-moe", 4)]);
 }
 
 /// Runs so many sequences of reference checkpoints at once and one after the other.

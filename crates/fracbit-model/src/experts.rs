@@ -31,10 +31,11 @@ use crate::state::Scratch;
 
 /// An expert of a token.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Choice {
-    pub(crate) expert: u32,
+pub struct Choice {
+    /// Which.
+    pub expert: u32,
     /// What its output is multiplied by.
-    pub(crate) weight: f32,
+    pub weight: f32,
     /// Place among the pairs of all tokens.
     pair: u32,
 }
@@ -114,7 +115,7 @@ impl Work {
 
 /// The experts of a token by the logits of its router: as many of the largest as `choices` has
 /// places, of equal ones the first, in ascending order.
-pub(crate) fn choose(logits: &[f32], renormalized: bool, choices: &mut [Choice]) {
+pub fn choose(logits: &[f32], renormalized: bool, choices: &mut [Choice]) {
     // NaN is chosen last, and makes all weights NaN.
     let order = |l: f32| if l.is_nan() { f32::NEG_INFINITY } else { l };
     let mut found = 0;

@@ -62,6 +62,7 @@ pub use block::{Block, BlockInput};
 pub use builder::ModelBuilder;
 pub use error::Error;
 pub use eval::{Comparison, EvalOptions, Nll};
+pub use experts::{Choice, choose};
 pub use fracbit_kernels::Precision;
 pub use generate::{GenerateOptions, Generation, Stop};
 pub use id::{FloatId, LayerLinear, LinearId};

@@ -419,8 +419,8 @@ fn at_precision(view: &PackedView<'_>, rate: Rate) -> Vec<(f64, f64)> {
     out
 }
 
-/// Runs progressive schemes in integers, for any number of tokens: where one block has all columns of
-/// a row, the bits are those of the scalar reference.
+/// Runs progressive schemes in integers, for any number of tokens: where one block has all columns
+/// of a row, the bits are those of the scalar reference.
 ///
 /// # Panics
 /// When they are not.

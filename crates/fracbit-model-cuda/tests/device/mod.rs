@@ -17,8 +17,7 @@ pub(crate) fn device() -> Shim {
 
 pub(crate) fn dense<'d>(device: &'d Shim, source: &WeightSource) -> DeviceModel<'d, Shim> {
     let config = source.config();
-    let mut builder =
-        Builder::new(device, config.clone(), source.rotations().clone()).expect("it is built here");
+    let mut builder = Builder::new(device, config.clone(), source.rotations().clone());
     for id in LinearId::all(config) {
         let matrix = source.linear(id).expect("a matrix of the checkpoint");
         builder.dense(id, &matrix.data, source.bias(id).expect("its bias"));
@@ -32,8 +31,7 @@ pub(crate) fn dense<'d>(device: &'d Shim, source: &WeightSource) -> DeviceModel<
 /// A model whose matrices are random ones of a scheme, beside the norms of a checkpoint.
 pub(crate) fn packed<'d>(device: &'d Shim, source: &WeightSource, scheme: &str) -> DeviceModel<'d, Shim> {
     let (config, scheme): (_, Scheme) = (source.config(), scheme.parse().expect("a scheme"));
-    let mut builder =
-        Builder::new(device, config.clone(), source.rotations().clone()).expect("it is built here");
+    let mut builder = Builder::new(device, config.clone(), source.rotations().clone());
     for id in LinearId::all(config) {
         let matrix = random(scheme, id.shape(config));
         builder.packed(id, &matrix.view().expect("parts that fit"), source.bias(id).expect("its bias"));
