@@ -43,7 +43,7 @@ const GATES: [(&str, f64); 17] = [
     ("gemv_ints_", 2.95),
     ("gemv_books_", 3.1),
     ("gemv_levels_", 3.1),
-    ("gemv_nest_", 12.0),
+    ("gemv_nest_", 7.0),
     ("gemv_bytes_", 2.8),
     ("gemv_half_fast_", 4.6),
     ("gemv_half_hyb_", 3.3),

@@ -186,6 +186,9 @@ impl Collecting {
         let cut = Sequences::cut(&job.tokens, &job.lengths);
         let sequences = cut.ok_or_else(|| bad("the lengths of the sequences do not add up to the tokens"))?;
         let shards = shards(&sequences);
+        if shards.is_empty() {
+            return Err(bad("a job of collecting moments has no sequences"));
+        }
         Ok(Self { source: opened.source(RotationMode::None, 0)?, sequences, shards })
     }
 
@@ -272,5 +275,15 @@ mod tests {
         assert_eq!(ends(&[2048; 8]), [8]);
         assert_eq!(ends(&[2048; 17]), [8, 16, 17]);
         assert_eq!(ends(&[SHARD - 1, 5, 3]), [2, 3]);
+    }
+    #[test]
+    fn a_job_without_sequences_is_refused() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models/llama3");
+        let source_hash = Opened::new(&model).expect("a checkpoint").checkpoint.content_hash();
+        let instructions = instructions().expect("kernels");
+        let job =
+            CollectJob { tokens: Vec::new(), lengths: Vec::new(), source_hash, instructions, shards: 0 };
+        let error = Collecting::new(&model, &job).expect_err("nothing to collect on").to_string();
+        assert!(error.contains("no sequences"), "{error}");
     }
 }
