@@ -1,6 +1,6 @@
 //! Dense products with many tokens: the kernels of `kernels/cuda/gemm.cuh`.
 
-use crate::{Address, Buffer, Device, DeviceError, Grid};
+use crate::{Address, Buffer, Device, DeviceError, Grid, Rows};
 use bytemuck::{Pod, Zeroable};
 
 #[repr(C)]
@@ -86,15 +86,15 @@ impl Gemm {
 ///
 /// # Panics
 /// When a buffer is too short.
-pub fn halve<D: Device>(
+pub fn halve<'x, D: Device>(
     device: &D,
-    x: &Buffer<'_, D>,
+    x: impl Into<Rows<'x>>,
     out: &Buffer<'_, D>,
-    count: usize,
+    (rows, cols): (usize, usize),
 ) -> Result<(), DeviceError> {
-    assert!(x.bytes() >= 4 * count, "halve: {count} floats in a buffer of {} bytes", x.bytes());
+    let count = rows * cols;
     assert!(out.bytes() >= 2 * count, "halve: {count} halves in a buffer of {} bytes", out.bytes());
-    let args = HalveArgs { x: x.at(), out: out.at(), count: count as u64 };
+    let args = HalveArgs { x: x.into().floats(rows, cols), out: out.at(), count: count as u64 };
     let blocks = u32::try_from(count.div_ceil(8 * 256).clamp(1, 4096)).expect("clamped");
     let grid = Grid { blocks: (blocks, 1), threads: 256, shared: 0 };
     device.launch("fb_halve", grid, bytemuck::bytes_of(&args))

@@ -286,9 +286,9 @@ impl<D: Device> Reading<'_, '_, D> {
     ///
     /// # Panics
     /// When a buffer is too short or the columns are no multiple of 8.
-    pub fn apply_many(
+    pub fn apply_many<'x>(
         &self,
-        (x, halves): (&Buffer<'_, D>, &Buffer<'_, D>),
+        (x, halves): (impl Into<Rows<'x>>, &Buffer<'_, D>),
         scratch: &Buffer<'_, D>,
         y: &Buffer<'_, D>,
         (offset, stride): (usize, usize),
@@ -301,8 +301,7 @@ impl<D: Device> Reading<'_, '_, D> {
         assert!(y.bytes() >= 4 * floats, "y of {} bytes for {floats} floats", y.bytes());
         let (y, most) = (y.at() + 4 * offset as u64, tokens <= MOST_TOKENS);
         if let Some(launch) = self.integers(tokens, scratch.bytes()).filter(|_| most) {
-            assert!(x.bytes() >= 4 * tokens * cols, "inputs of {tokens} tokens");
-            let at = (x.at(), scratch.at(), y);
+            let at = (x.into().floats(tokens, cols), scratch.at(), y);
             return launch.run(self.device, self.parts[0].args(self.piece), at, stride, accumulate);
         }
         self.expand(scratch, false)?;

@@ -42,7 +42,7 @@ fn products_of_any_number_of_tokens() {
         let input = Buffer::of(&device, &x, "x").expect("memory");
         let half_input = Buffer::room(&device, 2 * x.len(), "halves").expect("memory");
         let y = Buffer::of(&device, &start, "y").expect("memory");
-        ops::halve(&device, &input, &half_input, x.len()).expect("a launch");
+        ops::halve(&device, &input, &half_input, (1, x.len())).expect("a launch");
         let halved: Vec<u16> = half_input.read(x.len()).expect("a copy");
         for (x, h) in x.iter().zip(&halved) {
             assert_eq!(f16::from_f32(*x).to_bits(), *h, "the nearest half of {x}");
@@ -155,7 +155,7 @@ fn inputs_are_rounded_to_halves() {
             (0..count).map(|i| (i as f32 - 3.3) * if i % 7 == 0 { 1e5 } else { 1e-3 }).collect();
         let (input, out) = (Buffer::of(&device, &x, "x"), Buffer::room(&device, 2 * count, "halves"));
         let (input, out) = (input.expect("memory"), out.expect("memory"));
-        ops::halve(&device, &input, &out, count).expect("a launch");
+        ops::halve(&device, &input, &out, (1, count)).expect("a launch");
         for (x, got) in x.iter().zip(out.read::<u16>(count).expect("a copy")) {
             assert_eq!(f16::from_f32(x.clamp(-65504.0, 65504.0)).to_bits(), got, "the nearest half of {x}");
         }

@@ -2,7 +2,7 @@
 //! experts and launches a product for each expert that has some.
 
 use fracbit_io::{Experts, ModelConfig};
-use fracbit_kernels_cuda::{Buffer, Device, DeviceError, ops::PROMPT};
+use fracbit_kernels_cuda::{Buffer, Device, DeviceError};
 use fracbit_model::{Choice, choose};
 
 /// What a token's experts work in, for as many tokens as go together. A *pair* is a token and one
@@ -22,14 +22,13 @@ pub(crate) struct ExpertWork<'d, D: Device> {
 }
 
 impl<'d, D: Device> ExpertWork<'d, D> {
-    /// For steps of at most `rows` tokens.
+    /// For at most `rows` tokens at a time.
     pub(crate) fn new(
         device: &'d D,
         experts: Experts,
         config: &ModelConfig,
         rows: usize,
     ) -> Result<Self, DeviceError> {
-        let rows = rows.min((PROMPT / experts.active).max(1));
         let (pairs, hidden, inner) = (rows * experts.active, config.hidden_size, config.intermediate_size);
         let room = |words: usize| Buffer::zeroed(device, 4 * words, "experts of tokens");
         Ok(Self {

@@ -52,10 +52,10 @@ fn alone() -> DeviceError {
 }
 
 impl<'d, D: Device> DeviceModel<'d, D> {
-    /// One expert's product with at most [`MAX_ROWS`] rows.
-    pub(crate) fn expert(
+    /// One expert's product with at most [`MAX_ROWS`] rows, or as many as `many` has room for.
+    fn expert(
         &self,
-        bits: Option<Rate>,
+        (bits, many): (Option<Rate>, Option<&Dense<'d, D>>),
         group: &Group<'d, D>,
         x: Rows<'_>,
         (y, row): (&Buffer<'_, D>, usize),
@@ -63,6 +63,19 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         rows: usize,
     ) -> Result<(), DeviceError> {
         let place = |offset: &usize| (row * group.rows + offset, group.rows);
+        if let Some(Dense { halves, weights }) = many {
+            ops::halve(self.device, x, halves, (rows, group.cols()))?;
+            return group.parts.iter().try_for_each(|(at, linear)| match linear {
+                Linear::Packed(m) => {
+                    let piece = m.at(bits).piece(expert);
+                    piece.apply_many((x, halves), weights, y, place(at), rows, false)
+                }
+                Linear::Dense(_) => Err(alone()),
+                Linear::Experts(all) => {
+                    all[expert].apply_many(self.device, halves, y, place(at), rows, false)
+                }
+            });
+        }
         group.parts.iter().try_for_each(|(at, linear)| match linear {
             Linear::Packed(m) => m.at(bits).piece(expert).apply_at(x, y, place(at), rows, false, &self.work),
             Linear::Dense(_) => Err(alone()),
@@ -94,26 +107,23 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             on.weights.write(&routed.weights)?;
             let pairs = routed.row_of.len();
             ops::gather(device, input.rows_from(first), &on.row_of, &on.input, (pairs, hidden))?;
-            let each = |f: &dyn Fn(usize, usize, usize) -> Result<(), DeviceError>| {
+            // Experts of many tokens are expanded, as the matrices of long prompts are.
+            let each = |group: &Group<'d, D>, from: &Buffer<'d, D>, to: &Buffer<'d, D>| {
                 routed.groups.iter().try_for_each(|&(expert, start, count)| {
-                    (start..start + count)
-                        .step_by(MAX_ROWS)
-                        .try_for_each(|at| f(expert, at, MAX_ROWS.min(start + count - at)))
+                    let many = s.dense.as_ref().filter(|_| count >= PROMPT_FROM);
+                    let step = if many.is_some() { count } else { MAX_ROWS };
+                    (start..start + count).step_by(step).try_for_each(|at| {
+                        let (x, rows) = (from.rows_from(at), step.min(start + count - at));
+                        self.expert((products.bits, many), group, x, (to, at), expert, rows)
+                    })
                 })
             };
-            let of = |group, from: Rows<'_>, to: (&Buffer<'d, D>, usize), expert, count| {
-                self.expert(products.bits, group, from, to, expert, count)
-            };
-            each(&|expert, at, count| {
-                of(&layer.gate_up, on.input.rows_from(at), (&on.gate_up, at), expert, count)
-            })?;
+            each(&layer.gate_up, &on.input, &on.gate_up)?;
             match &layer.down_in {
                 Some(tables) => tables.rotate(device, &on.gate_up, &on.acts, pairs, false, Some(gate))?,
                 None => ops::gate(device, gate, &on.gate_up, &on.acts, (pairs, inner))?,
             }
-            each(&|expert, at, count| {
-                of(&layer.down, on.acts.rows_from(at), (&on.output, at), expert, count)
-            })?;
+            each(&layer.down, &on.acts, &on.output)?;
             let how = (&on.pair_of, &on.weights);
             let shape = (rows, experts.active, hidden);
             ops::combine(device, &on.output, how, out.rows_from(first), shape, accumulate)?;
@@ -123,6 +133,15 @@ impl<'d, D: Device> DeviceModel<'d, D> {
 }
 
 impl<'d, D: Device> Group<'d, D> {
+    /// Columns of its matrices.
+    fn cols(&self) -> usize {
+        match &self.parts[0].1 {
+            Linear::Packed(m) => m.shape().cols,
+            Linear::Dense(m) => m.cols(),
+            Linear::Experts(all) => all[0].cols(),
+        }
+    }
+
     fn apply(
         &self,
         (model, s, of): (&DeviceModel<'d, D>, &DeviceWork<'d, D>, &Products<'_, 'd, D>),
@@ -136,12 +155,7 @@ impl<'d, D: Device> Group<'d, D> {
         let (to, add) = moved.map_or((y, accumulate), |(_, apart)| (apart, false));
         let place = |offset: &usize| (*offset, self.rows);
         if let Some(Dense { halves, weights }) = of.many {
-            let cols = match &self.parts[0].1 {
-                Linear::Packed(m) => m.shape().cols,
-                Linear::Dense(m) => m.cols(),
-                Linear::Experts(all) => all[0].cols(),
-            };
-            ops::halve(model.device, x, halves, batch * cols)?;
+            ops::halve(model.device, x, halves, (batch, self.cols()))?;
             self.parts.iter().try_for_each(|(at, linear)| match linear {
                 Linear::Experts(_) => Err(alone()),
                 Linear::Packed(m) => {

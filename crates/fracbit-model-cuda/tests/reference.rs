@@ -185,10 +185,17 @@ fn packed(
 fn long_prompts_give_the_logits_of_short_steps() {
     let Some(references) = references() else { return };
     let device = device();
-    let r: &Reference = references.iter().find(|r| r.name == "llama3").expect("a reference");
+    // Two of four experts for each token: most have enough to be expanded.
+    for (name, tokens) in [("llama3", PROMPT_FROM + 5), ("mixtral", 3 * PROMPT_FROM)] {
+        let r: &Reference = references.iter().find(|r| r.name == name).expect("a reference");
+        long_prompt(&device, r, tokens);
+    }
+}
+
+fn long_prompt(device: &Shim, r: &Reference, count: usize) {
     let source = r.source(RotationMode::None, 0);
     let config = source.config();
-    let mut builder = Builder::new(&device, config.clone(), source.rotations().clone());
+    let mut builder = Builder::new(device, config.clone(), source.rotations().clone());
     for id in LinearId::all(config) {
         if matches!(id, LinearId::Layer(_, LayerLinear::Gate | LayerLinear::O)) {
             let shape = id.shape(config);
@@ -204,9 +211,9 @@ fn long_prompts_give_the_logits_of_short_steps() {
         builder.norm(id, source.floats(id).expect("a norm of the checkpoint"));
     }
     let model = builder.build().expect("a whole model");
-    let tokens: Vec<u32> = (0..PROMPT_FROM + 5).map(|i| (i * 37 % config.vocab_size) as u32).collect();
+    let tokens: Vec<u32> = (0..count).map(|i| (i * 37 % config.vocab_size) as u32).collect();
     let run = |step: usize| {
-        let mut state = model.state(64).expect("memory");
+        let mut state = model.state(count + 9).expect("memory");
         let mut all = Vec::new();
         for some in tokens.chunks(step) {
             let mut each = |logits: &[f32]| -> Result<(), Error> {
