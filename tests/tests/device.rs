@@ -124,6 +124,7 @@ fn matrices_in_bands_run_on_the_device() {
             .map(|(row, next)| log_sum_exp(row) - f64::from(row[next]));
         let want = nats.sum::<f64>() / (reference.tokens.len() - 1) as f64;
         let model = opened.on_device(&device, true).unwrap();
+        eprintln!("{name}: {} launches of products, {} bands", model.products(), plan.bands.len());
         let got = score(&model, None, &[reference.tokens], (Precision::FULL, 7.0), &Quiet).unwrap();
         eprintln!("{name}: {} nats, on the processor {want}", got.nats_per_token);
         assert!((got.nats_per_token - want).abs() < 0.02, "{name}: {got:?}, want {want}");

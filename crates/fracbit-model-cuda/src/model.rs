@@ -152,6 +152,15 @@ enum Part {
     Banded(Vec<PackedMatrixData<'static>>, Vec<u32>),
 }
 
+/// A packed matrix or a band of one, on its way to the device.
+struct Packed<'a> {
+    id: LinearId,
+    view: PackedView<'a>,
+    /// Where its rows belong among those of its group.
+    places: Vec<usize>,
+    bias: Option<Vec<f32>>,
+}
+
 impl Part {
     /// The weights, (rows, cols).
     fn weights(&self, cols: usize) -> Vec<f32> {
@@ -235,7 +244,8 @@ impl<'d, D: Device> Builder<'d, D> {
         Ok(Buffer::of(self.device, gain, "norms")?)
     }
 
-    /// Brings matrices that read one input to the device, as one where they share a scheme.
+    /// Brings matrices that read one input to the device: as one all those, and bands of them, that
+    /// share a scheme.
     fn group(&mut self, ids: &[LinearId]) -> Result<Group<'d, D>, Error> {
         let device = self.device;
         let mut taken = Vec::new();
@@ -243,54 +253,52 @@ impl<'d, D: Device> Builder<'d, D> {
             let (part, bias) = self.parts.remove(&id).ok_or_else(|| Error::Missing(id.to_string()))?;
             taken.push((id, id.shape(&self.config), part, bias));
         }
-        let views: Option<Vec<PackedView<'_>>> = taken
-            .iter()
-            .map(|(_, _, part, _)| match part {
-                Part::Packed(data) => Some(data.view()),
-                Part::Dense(_) | Part::Banded(..) => None,
-            })
-            .collect();
-        let bad = |id: LinearId| move |source: LoadError| Error::Matrix { id, source };
-        let rows = taken.iter().map(|(_, shape, ..)| shape.rows).sum();
-        if let Some(views) = &views {
-            let all: Vec<&PackedView<'_>> = views.iter().collect();
-            if DeviceMatrix::<D>::stackable(&all) {
-                let bias = taken.iter().any(|(.., bias)| bias.is_some()).then(|| {
-                    let zeros = |n: usize| vec![0.0; n];
-                    taken.iter().flat_map(|(_, s, _, b)| b.clone().unwrap_or_else(|| zeros(s.rows))).collect()
-                });
-                let bias: Option<Vec<f32>> = bias;
-                let matrix = DeviceMatrix::stacked(device, &all, bias.as_deref()).map_err(bad(ids[0]))?;
-                return Ok(Group { parts: vec![(0, Linear::Packed(Box::new(matrix)))], rows, places: None });
-            }
-        }
-        // Where each row of the parts belongs.
-        let (mut parts, mut places) = (Vec::new(), Vec::new());
+        // Stacks of packed matrices, and where each of their rows belongs.
+        let (mut stacks, mut dense, mut rows) = (Vec::<Vec<Packed<'_>>>::new(), Vec::new(), 0);
         for (id, shape, part, bias) in &taken {
-            let first = places.len();
-            let packed = |data: &PackedMatrixData<'_>, bias: Option<&[f32]>| {
-                let matrix = DeviceMatrix::new(device, &data.view(), bias).map_err(bad(*id))?;
-                Ok::<_, Error>(Linear::Packed(Box::new(matrix)))
+            let mut add = |view, own: &mut dyn Iterator<Item = usize>| {
+                let own = own.collect::<Vec<_>>();
+                let bias = bias.as_ref().map(|bias| own.iter().map(|&row| bias[row]).collect());
+                let places = own.iter().map(|&row| rows + row).collect();
+                let fits = |stack: &&mut Vec<Packed<'_>>| {
+                    stack.last().is_some_and(|last| DeviceMatrix::<D>::stackable(&[&last.view, &view]))
+                };
+                match stacks.iter_mut().find(fits) {
+                    Some(stack) => stack.push(Packed { id: *id, view, places, bias }),
+                    None => stacks.push(vec![Packed { id: *id, view, places, bias }]),
+                }
             };
             match part {
-                Part::Banded(bands, rows) => {
+                Part::Packed(data) => add(data.view(), &mut (0..shape.rows)),
+                Part::Banded(bands, places) => {
+                    let mut places = places.iter().map(|&row| row as usize);
                     for band in bands {
-                        let at = places.len();
-                        let rows = &rows[at - first..][..band.shape().rows];
-                        let bias = bias.as_ref().map(|b| rows.iter().map(|&row| b[row as usize]).collect());
-                        let bias: Option<Vec<f32>> = bias;
-                        parts.push((at, packed(band, bias.as_deref())?));
-                        places.extend(rows.iter().map(|&row| first + row as usize));
+                        add(band.view(), &mut places.by_ref().take(band.shape().rows));
                     }
-                    continue;
                 }
-                Part::Packed(data) => parts.push((first, packed(data, bias.as_deref())?)),
                 Part::Dense(weights) => {
-                    let dense = DenseMatrix::new(device, (shape.rows, shape.cols), weights, bias.as_deref());
-                    parts.push((first, Linear::Dense(dense?)));
+                    let matrix =
+                        DenseMatrix::new(device, (shape.rows, shape.cols), weights, bias.as_deref())?;
+                    dense.push((rows..rows + shape.rows, matrix));
                 }
             }
-            places.extend(first..first + shape.rows);
+            rows += shape.rows;
+        }
+        let (mut parts, mut places) = (Vec::new(), Vec::new());
+        for stack in stacks {
+            let views: Vec<&PackedView<'_>> = stack.iter().map(|packed| &packed.view).collect();
+            let zeros = |packed: &Packed<'_>| vec![0.0; packed.places.len()];
+            let biased = stack.iter().any(|packed| packed.bias.is_some());
+            let bias = stack.iter().flat_map(|p| p.bias.clone().unwrap_or_else(|| zeros(p)));
+            let bias = biased.then(|| bias.collect::<Vec<f32>>());
+            let bad = |source| Error::Matrix { id: stack[0].id, source };
+            let matrix = DeviceMatrix::stacked(device, &views, bias.as_deref()).map_err(bad)?;
+            parts.push((places.len(), Linear::Packed(Box::new(matrix))));
+            places.extend(stack.iter().flat_map(|packed| &packed.places));
+        }
+        for (of, matrix) in dense {
+            parts.push((places.len(), Linear::Dense(matrix)));
+            places.extend(of);
         }
         let moved = places.iter().enumerate().any(|(at, &place)| at != place);
         let places: Vec<u32> = places.iter().map(|&p| u32::try_from(p).expect("rows of a model")).collect();

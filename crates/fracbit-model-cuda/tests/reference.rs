@@ -179,6 +179,54 @@ fn packed(
     }
 }
 
+/// Rows in two schemes, turn by turn: of all matrices that read one input, those of one scheme are
+/// one launch, and every row comes to its place.
+#[test]
+fn bands_of_one_scheme_are_one_launch() {
+    let Some(references) = references() else { return };
+    let device = device();
+    // With biases of queries, keys and values, and without.
+    for name in ["llama3", "qwen2"] {
+        let r: &Reference = references.iter().find(|r| r.name == name).expect("a reference");
+        let source = r.source(RotationMode::None, 0);
+        let config = source.config();
+        let mut builder = Builder::new(&device, config.clone(), source.rotations().clone());
+        let mut plain = ModelBuilder::new(config.clone(), source.rotations().clone()).expect("a builder");
+        for id in LinearId::all(config) {
+            let (shape, bias) = (id.shape(config), source.bias(id).expect("its bias"));
+            let rows_of = |band: usize| (0..shape.rows).filter(move |row| row / 16 % 2 == band);
+            let bands = [0, 1].map(|band| {
+                let scheme: Scheme = ["nuq-4", "tcq-3"][band].parse().expect("a scheme");
+                random(scheme, Shape::new(rows_of(band).count(), shape.cols))
+            });
+            let views = bands.each_ref().map(|band| band.view().expect("parts that fit"));
+            let mut weights = vec![0.0; shape.len()];
+            for (band, view) in views.iter().enumerate() {
+                for (row, values) in rows_of(band).zip(view.dequantize().chunks_exact(shape.cols)) {
+                    weights[row * shape.cols..][..shape.cols].copy_from_slice(values);
+                }
+            }
+            let rows = [0, 1].into_iter().flat_map(rows_of).map(|row| row as u32).collect();
+            let data = views.iter().map(PackedView::to_data).collect();
+            plain.set(id, Linear::dense(shape, weights, bias.clone()).expect("a matrix")).expect("a shape");
+            builder.banded(id, data, rows, bias);
+        }
+        for id in FloatId::all(config) {
+            let gain = source.floats(id).expect("a norm");
+            plain.set_floats(id, gain.clone()).expect("a norm");
+            builder.norm(id, gain);
+        }
+        let model = builder.build().expect("a whole model");
+        // Two for each of the four inputs of a layer, where the matrices end with whole tiles.
+        let launches = if name == "llama3" { 8 } else { 11 };
+        assert_eq!(model.products(), config.num_hidden_layers() * launches, "{name}");
+        let plain = plain.build().expect("a whole model");
+        let want = common::logits(&plain, &mut plain.state(&common::F32), &r.tokens);
+        let error = relative(&logits(&model, &r.tokens), &want);
+        assert!(error < 2.0 * HALF, "{name}: {error}");
+    }
+}
+
 /// Long prompts run as dense products of expanded weights: the same logits as eight tokens at a
 /// time, and positions go on behind them.
 #[test]
