@@ -11,7 +11,7 @@ part() { # NAME SECONDS COMMAND...
     return $code
 }
 echo "## parity"
-part parity 60 ./cuda_check parity || exit 1
+part parity 75 ./cuda_check parity || exit 1
 echo "## encoder"
 part encoder 30 ./cuda_check encode
 echo "## compute-sanitizer, one scheme of each family"
@@ -24,7 +24,7 @@ else
 fi
 echo "## dense half-precision products (PyTorch)"
 if python3 -c "import torch" 2>/dev/null; then
-    part "dense products" 60 python3 dense.py >dense.json
+    part "dense products" 50 python3 dense.py >dense.json
 else
     : >dense.json
     echo "skipped: no PyTorch on this machine; speed-ups and shares of the copy rate will be missing"
@@ -34,7 +34,7 @@ part speed 75 ./cuda_check speed dense.json
 echo "## what a step takes beside its products"
 part parts 20 ./cuda_check parts
 echo "## products, expansion and attention of prompts"
-part prefill 20 ./cuda_check prefill
+part prefill 25 ./cuda_check prefill
 echo "## whole model, 8B shape: 2 bits, 4 bits, half precision"
 for scheme in "--scheme tcq-fast-2" "--scheme vq-4" --f16; do
     # shellcheck disable=SC2086 # options are words

@@ -31,6 +31,10 @@ pub(crate) fn run(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
         wrong.extend(expansion(gpu, name)?);
     }
     println!(
+        "\n| 4096x14336, tokens | `qoq-g128` in integers, µs | expanded, then dense, µs |\n| --- | --- | --- |"
+    );
+    integers(gpu)?;
+    println!(
         "\n| attention of 1024 rows, 32 heads, 8 kv, d 128 | µs, `heads` included | TFLOP/s |\n| --- | --- | --- |"
     );
     for position in [0, 4096] {
@@ -112,6 +116,31 @@ fn expansion(gpu: &Gpu, name: &str) -> Wrong {
     let us = time(gpu, LAUNCHES, |_| matrix.at(None).expand(&out, false))?;
     println!("| {name} | {us:.1} | {:.2} |", 2e-6 * shape.len() as f64 / us);
     Ok(wrong)
+}
+
+/// Progressive codes that meet int8 activations, beside their expansion and a dense product. Parity
+/// has been checked.
+fn integers(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
+    let (scheme, shape): (Scheme, _) = ("qoq-g128".parse()?, Shape::new(4096, 14336));
+    let Shape { rows, cols } = shape;
+    let packed = Packed::random(scheme, shape, cases::codebooks(scheme, 0, 90), cols, 1);
+    let matrix = DeviceMatrix::new(gpu, &packed.view()?, None)?;
+    let scratch = Buffer::room(gpu, 2 * shape.len(), "scratch")?;
+    let weights = DenseMatrix::of_buffer(Buffer::room(gpu, 2 * shape.len(), "weights")?, rows, cols);
+    for tokens in [16, 32, 64, 128, 256] {
+        let x = Buffer::of(gpu, &cases::activations(tokens * cols, 3), "x")?;
+        let half_inputs = Buffer::of(gpu, &halves(tokens * cols, 2), "inputs")?;
+        let y = Buffer::zeroed(gpu, 4 * tokens * rows, "y")?;
+        let exact =
+            |_| matrix.at(None).apply_many((&x, &half_inputs), &scratch, &y, (0, rows), tokens, false);
+        let expanded = |_| {
+            matrix.at(None).expand(weights.weights(), false)?;
+            weights.apply_many(gpu, &half_inputs, &y, (0, rows), tokens, false)
+        };
+        let [exact, expanded] = [time(gpu, LAUNCHES, exact)?, time(gpu, LAUNCHES, expanded)?];
+        println!("| {tokens} | {exact:.1} | {expanded:.1} |");
+    }
+    Ok(())
 }
 
 /// Attention of Llama-3-8B for 1024 rows after `position` others.
