@@ -1,12 +1,16 @@
 //! Bodies of requests, field by field: a field that nobody looks at is refused, and so is one that
 //! stands there twice.
 
-use serde::de::{DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde::{Deserialize, Serialize};
+use std::cell::Cell;
+
+use serde::Serialize;
+use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
 
 /// Most characters of a value that a message repeats.
 const SHOWN: usize = 60;
+/// Most lists and objects of a body: each takes a hundred times its two bytes.
+const NESTED: usize = 1 << 16;
 /// Fields that change nothing of a text.
 const OF_NO_CONSEQUENCE: [&str; 7] = [
     "user",
@@ -60,7 +64,7 @@ impl Refusal {
 
 /// A value, short enough for a message.
 pub(crate) fn shown(value: impl Serialize) -> String {
-    let text = json!(value).to_string();
+    let text = serde_json::to_string(&value).unwrap_or_default();
     match text.char_indices().nth(SHOWN) {
         Some((cut, _)) => format!("{}...", &text[..cut]),
         None => text,
@@ -80,79 +84,103 @@ impl Once {
     }
 }
 
-impl<'de> Deserialize<'de> for Once {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Any;
-        impl<'de> Visitor<'de> for Any {
-            type Value = Once;
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("JSON")
-            }
-            fn visit_unit<E>(self) -> Result<Once, E> {
-                Ok(Once::default())
-            }
-            fn visit_bool<E>(self, value: bool) -> Result<Once, E> {
-                Ok(Once::of(value))
-            }
-            fn visit_u64<E>(self, value: u64) -> Result<Once, E> {
-                Ok(Once::of(value))
-            }
-            fn visit_i64<E>(self, value: i64) -> Result<Once, E> {
-                Ok(Once::of(value))
-            }
-            fn visit_f64<E>(self, value: f64) -> Result<Once, E> {
-                Ok(Once::of(value))
-            }
-            fn visit_str<E>(self, value: &str) -> Result<Once, E> {
-                Ok(Once::of(value))
-            }
-            fn visit_string<E>(self, value: String) -> Result<Once, E> {
-                Ok(Once::of(value))
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Once, A::Error> {
-                let (mut all, mut twice) = (Vec::new(), None);
-                while let Some(item) = items.next_element::<Once>()? {
-                    all.push(item.value);
-                    twice = twice.or(item.twice);
-                }
-                Ok(Once { value: Value::Array(all), twice })
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Once, A::Error> {
-                let (mut all, mut twice) = (Map::new(), None);
-                while let Some((name, member)) = members.next_entry::<String, Once>()? {
-                    twice = twice.or(member.twice);
-                    if all.contains_key(&name) {
-                        twice = twice.or_else(|| Some(name.clone()));
-                    }
-                    all.insert(name, member.value);
-                }
-                Ok(Once { value: Value::Object(all), twice })
-            }
-        }
-        deserializer.deserialize_any(Any)
+/// Reads values of which so many may still be lists and objects.
+#[derive(Clone, Copy)]
+struct Any<'a>(&'a Cell<usize>);
+
+impl Any<'_> {
+    /// One more of them.
+    fn nested<E: serde::de::Error>(self) -> Result<(), E> {
+        let left = self.0.get().checked_sub(1).ok_or_else(|| E::custom(too_nested()))?;
+        self.0.set(left);
+        Ok(())
     }
 }
 
-/// The members of an object, in their order.
-struct Members(Vec<(String, Once)>);
+fn too_nested() -> String {
+    format!("the body should have at most {NESTED} lists and objects")
+}
 
-impl<'de> Deserialize<'de> for Members {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct All;
-        impl<'de> Visitor<'de> for All {
-            type Value = Members;
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("an object")
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Members, A::Error> {
-                let mut all = Vec::new();
-                while let Some(member) = members.next_entry()? {
-                    all.push(member);
-                }
-                Ok(Members(all))
-            }
+impl<'de> DeserializeSeed<'de> for Any<'_> {
+    type Value = Once;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Once, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Any<'_> {
+    type Value = Once;
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("JSON")
+    }
+    fn visit_unit<E>(self) -> Result<Once, E> {
+        Ok(Once::default())
+    }
+    fn visit_bool<E>(self, value: bool) -> Result<Once, E> {
+        Ok(Once::of(value))
+    }
+    fn visit_u64<E>(self, value: u64) -> Result<Once, E> {
+        Ok(Once::of(value))
+    }
+    fn visit_i64<E>(self, value: i64) -> Result<Once, E> {
+        Ok(Once::of(value))
+    }
+    fn visit_f64<E>(self, value: f64) -> Result<Once, E> {
+        Ok(Once::of(value))
+    }
+    fn visit_str<E>(self, value: &str) -> Result<Once, E> {
+        Ok(Once::of(value))
+    }
+    fn visit_string<E>(self, value: String) -> Result<Once, E> {
+        Ok(Once::of(value))
+    }
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Once, A::Error> {
+        self.nested()?;
+        let (mut all, mut twice) = (Vec::new(), None);
+        while let Some(item) = items.next_element_seed(self)? {
+            all.push(item.value);
+            twice = twice.or(item.twice);
         }
-        deserializer.deserialize_map(All)
+        Ok(Once { value: Value::Array(all), twice })
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Once, A::Error> {
+        self.nested()?;
+        let (mut all, mut twice) = (Map::new(), None);
+        while let Some(name) = members.next_key::<String>()? {
+            let member = members.next_value_seed(self)?;
+            twice = twice.or(member.twice);
+            if all.contains_key(&name) {
+                twice = twice.or_else(|| Some(name.clone()));
+            }
+            all.insert(name, member.value);
+        }
+        Ok(Once { value: Value::Object(all), twice })
+    }
+}
+
+/// Reads the members of an object, in their order.
+struct Members<'a>(Any<'a>);
+
+impl<'de> DeserializeSeed<'de> for Members<'_> {
+    type Value = Vec<(String, Once)>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Members<'_> {
+    type Value = Vec<(String, Once)>;
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an object")
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Self::Value, A::Error> {
+        let mut all = Vec::new();
+        while let Some(name) = members.next_key()? {
+            all.push((name, members.next_value_seed(self.0)?));
+        }
+        Ok(all)
     }
 }
 
@@ -161,9 +189,13 @@ pub(crate) struct Fields(Map<String, Value>);
 
 impl Fields {
     pub(crate) fn parse(body: &[u8]) -> Result<Self, Refusal> {
-        let members = serde_json::from_slice(body);
-        let Members(members) =
-            members.map_err(|e| Refusal::new(400, format!("the body should be a JSON object: {e}")))?;
+        let left = Cell::new(NESTED);
+        let mut reader = serde_json::Deserializer::from_slice(body);
+        let members = Members(Any(&left)).deserialize(&mut reader);
+        let members = members.and_then(|members| reader.end().map(|()| members)).map_err(|e| {
+            let json = || format!("the body should be a JSON object: {e}");
+            Refusal::new(400, if e.is_data() && left.get() == 0 { too_nested() } else { json() })
+        })?;
         let mut fields = Map::new();
         for (field, Once { value, twice }) in members {
             if let Some(name) = twice {
@@ -262,6 +294,19 @@ mod tests {
         let body = r#"{"b": [1, -2, 3.5, "x", true, null, {"y": {}}], "a": {"b": {"b": 1}}}"#;
         let Ok(Fields(fields)) = Fields::parse(body.as_bytes()) else { panic!("good JSON") };
         assert_eq!(Value::Object(fields).to_string(), body.replace(": ", ":").replace(", ", ","));
+    }
+
+    #[test]
+    fn lists_and_objects_are_counted_wherever_they_are() {
+        let body = |one: &str, times: usize| format!(r#"{{"a": [{}null]}}"#, one.repeat(times));
+        for (one, each) in [("[],", 1), ("{},", 1), (r#"{"b": [1]},"#, 2)] {
+            let most = (NESTED - 1) / each;
+            assert!(Fields::parse(body(one, most).as_bytes()).is_ok(), "{one}");
+            let refusal = Fields::parse(body(one, most + 1).as_bytes()).err().expect(one);
+            assert_eq!((refusal.status, refusal.message), (400, too_nested()), "{one}");
+        }
+        // Tokens and texts are none.
+        assert!(Fields::parse(body("1,", 4 * NESTED).as_bytes()).is_ok());
     }
 
     #[test]
