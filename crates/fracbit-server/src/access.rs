@@ -15,6 +15,7 @@ use subtle::{Choice, ConstantTimeEq};
 
 use crate::app::AppState;
 use crate::fields::Refusal;
+use crate::messages;
 
 /// Lets a request in that has a key. Without keys, one that asks for this machine by its address or
 /// a name that was allowed: a page that a browser got from elsewhere can reach a server here under
@@ -28,6 +29,7 @@ pub(crate) async fn admit(State(app): State<Arc<AppState>>, request: Request, ne
     let (began, method, path) = (Instant::now(), request.method().clone(), request.uri().path().to_owned());
     let response = match allowed {
         Ok(()) => next.run(request).await,
+        Err(refusal) if path.starts_with("/v1/messages") => messages::refused(refusal),
         Err(refusal) => refusal.into_response(),
     };
     let status = response.status().as_u16();

@@ -19,8 +19,10 @@ use crate::tools::{Calls, Said, Spoken, call_id, calls_of, rest_of, said_of};
 pub(crate) struct Answers {
     chat: bool,
     usage: bool,
-    /// Texts for each prompt.
+    echo: bool,
+    /// Texts for each prompt that are told, and that are written.
     n: usize,
+    best_of: usize,
     /// Likeliest tokens beside each, where probabilities are asked for.
     logprobs: Option<usize>,
     number: u64,
@@ -50,6 +52,8 @@ struct Usage {
 struct Choice {
     spoken: Spoken,
     scores: Vec<Score>,
+    /// The mean logarithm of the probabilities of its tokens.
+    mean: f64,
     finish: Option<&'static str>,
 }
 
@@ -60,9 +64,24 @@ impl Form for Answers {
         let number = id;
         let id = format!("{}-{id:016x}", if chat { "chatcmpl" } else { "cmpl" });
         let calls = vec![calls_of(request, format); texts];
-        let Request { usage, n, logprobs, .. } = *request;
+        let Request { usage, echo, n, best_of, logprobs, .. } = *request;
         let (left, total) = (texts, Usage::default());
-        Self { chat, usage, n, logprobs, number, id, created, model, tokenizer, calls, left, total }
+        Self {
+            chat,
+            usage,
+            echo,
+            n,
+            best_of,
+            logprobs,
+            number,
+            id,
+            created,
+            model,
+            tokenizer,
+            calls,
+            left,
+            total,
+        }
     }
 
     async fn whole(mut self, events: &mut Events) -> Result<Value, Refusal> {
@@ -77,6 +96,7 @@ impl Form for Answers {
                 Some((at, Event::Done(done, _))) => {
                     let said = rest_of(&mut self.calls[at]);
                     choices[at].spoken.add(said);
+                    choices[at].mean = mean(&choices[at].scores[if self.echo { done.prompt } else { 0 }..]);
                     choices[at].finish = Some(self.reason(at, done.finish));
                     self.count(at, done);
                 }
@@ -84,7 +104,14 @@ impl Form for Answers {
                 Some((_, Event::GivenUp)) | None => return Err(Refusal::ending()),
             }
         }
-        let choices: Value = (0..).zip(choices).map(|(at, choice)| self.choice(at, choice)).collect();
+        for tried in choices.chunks_mut(self.best_of) {
+            if self.best_of > self.n {
+                // Of equal ones the first.
+                tried.sort_by(|a, b| b.mean.total_cmp(&a.mean));
+            }
+        }
+        let told = choices.chunks(self.best_of).flat_map(|tried| &tried[..self.n]).cloned();
+        let choices: Value = (0..).zip(told).map(|(at, choice)| self.choice(at, choice)).collect();
         let mut answer = self.object(if self.chat { "chat.completion" } else { "text_completion" }, choices);
         answer["usage"] = self.counted();
         Ok(answer)
@@ -193,7 +220,7 @@ impl Answers {
         if self.chat { "chat.completion.chunk" } else { "text_completion" }
     }
 
-    fn choice(&self, at: usize, Choice { spoken, scores, finish }: Choice) -> Value {
+    fn choice(&self, at: usize, Choice { spoken, scores, finish, .. }: Choice) -> Value {
         let (text, calls) = spoken.apart();
         let mut choice = json!({ "index": at });
         if self.chat {
@@ -240,7 +267,7 @@ impl Answers {
     /// A text is done. Tokens of a prompt count once, however many texts follow it.
     fn count(&mut self, at: usize, done: Done) {
         self.left -= 1;
-        if at.is_multiple_of(self.n) {
+        if at.is_multiple_of(self.best_of) {
             self.total.prompt += done.prompt;
             self.total.cached += done.cached;
         }
@@ -308,6 +335,12 @@ impl Answers {
             "tokens": tokens, "token_logprobs": logprobs, "top_logprobs": others, "text_offset": offsets,
         })
     }
+}
+
+/// The mean logarithm of the probabilities of tokens: that of none is the least.
+fn mean(scores: &[Score]) -> f64 {
+    let sum: f64 = scores.iter().filter_map(|score| score.logprob).sum();
+    if scores.is_empty() { f64::NEG_INFINITY } else { sum / scores.len() as f64 }
 }
 
 const DONE: &str = "data: [DONE]\n\n";

@@ -28,6 +28,8 @@ const BODIES: usize = 64 << 10;
 const UNIT: usize = 1 << 10;
 /// Most bytes of an answer of vectors, which count like those of bodies.
 pub(crate) const RESULTS: usize = BODIES * UNIT / 2;
+/// A role that most templates do not know.
+const DEVELOPER: &str = "developer";
 /// Bodies that are read and tokenized at a time: 4 MB of text take half a gigabyte meanwhile.
 const READERS: usize = 2;
 
@@ -279,12 +281,19 @@ impl AppState {
                 (self.tokenizer.encode(text, options).map_err(broken)?, field)
             }
             Prompt::Chat { messages, variables, tools, ending, effort } => {
-                let known = || self.tokenizer.chat_template_source().is_some_and(|t| t.contains(EFFORT));
-                if let Some(field) = effort.filter(|_| !known()) {
+                let source = self.tokenizer.chat_template_source();
+                let known = |word: &str| source.is_some_and(|template| template.contains(word));
+                if let Some(field) = effort.filter(|_| !known(EFFORT)) {
                     let rule = "is nothing that this model's chat template knows: leave it out";
                     return Err(Refusal::field(field, rule));
                 }
-                let (messages, list) = self.format.prompt(messages, tools);
+                let mut messages = messages.clone();
+                if !known(DEVELOPER) {
+                    // Clients say so what systems said before.
+                    let developers = messages.iter_mut().filter(|message| message.role == DEVELOPER);
+                    developers.for_each(|message| "system".clone_into(&mut message.role));
+                }
+                let (messages, list) = self.format.prompt(&messages, tools);
                 let mut variables = variables.clone();
                 variables.extend(list.map(|list| ("tools".to_owned(), list)));
                 let rendered =
@@ -383,8 +392,10 @@ impl AppState {
         let twin = Arc::new(twin);
         let (events, answer) = unbounded_channel();
         let mut texts = 0;
+        // What is the best is told by probabilities.
+        let logprobs = request.logprobs.or((request.best_of > request.n).then_some(0));
         for prompt in &prompts {
-            for offset in 0..request.n as u64 {
+            for offset in 0..request.best_of as u64 {
                 let seed = request.sampling.seed.wrapping_add(offset);
                 let sampler = Sampler::new(SampleConfig { seed, ..request.sampling })
                     .map_err(|e| Refusal::new(400, e.to_string()))?;
@@ -410,7 +421,7 @@ impl AppState {
                     kept: kept.clone(),
                     echo: request.echo,
                     embedding: None,
-                    logprobs: request.logprobs,
+                    logprobs,
                     line: Line {
                         choice: texts,
                         events: events.clone(),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request as HttpRequest, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware;
@@ -27,7 +28,7 @@ use crate::app::{AppState, BODY, Coming, Current};
 use crate::embeddings::{self, Wanted};
 use crate::engine::Event;
 use crate::fields::{Fields, Refusal};
-use crate::form::{Answering, Form};
+use crate::form::{Answering, Form, renamed};
 use crate::messages::{self, Message};
 use crate::request::{self, Prompt, Request};
 use crate::responses;
@@ -47,9 +48,10 @@ pub(crate) fn router(current: Current, origins: Vec<HeaderValue>) -> Router {
         .allow_origin(origins)
         .allow_methods([Method::GET, Method::POST])
         .allow_headers(AllowHeaders::mirror_request());
-    let tokenize = async |app, request| simply(app, request, tokenize).await;
-    let detokenize = async |app, request| simply(app, request, detokenize).await;
-    let count_tokens = async |app, request| simply(app, request, count_tokens).await;
+    let plain = Refusal::into_response;
+    let tokenize = async move |app, request| simply(app, request, tokenize, plain).await;
+    let detokenize = async move |app, request| simply(app, request, detokenize, plain).await;
+    let count_tokens = async |app, request| simply(app, request, count_tokens, messages::refused).await;
     Router::new()
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
@@ -113,7 +115,9 @@ async fn models(State(app): State<Shared>) -> Response {
     axum::Json(json!({ "object": "list", "data": cards })).into_response()
 }
 
-async fn model(State(app): State<Shared>, Path(id): Path<String>) -> Response {
+async fn model(State(app): State<Shared>, id: Result<Path<String>, PathRejection>) -> Response {
+    // What is no UTF-8 is no name.
+    let id = id.map_or_else(|_| String::new(), |Path(id)| id);
     match app.name(Some(&id)) {
         Ok(name) => axum::Json(app.card(name)).into_response(),
         Err(refusal) => refusal.into_response(),
@@ -274,6 +278,7 @@ async fn simply(
     State(app): State<Shared>,
     request: HttpRequest,
     respond: fn(&AppState, Fields) -> Result<Value, Refusal>,
+    refused: fn(Refusal) -> Response,
 ) -> Response {
     let done = async {
         let (body, memory) = body(&app, request).await?;
@@ -284,25 +289,31 @@ async fn simply(
         })
         .await
     };
-    done.await.map_or_else(IntoResponse::into_response, |answer| axum::Json(answer).into_response())
+    done.await.map_or_else(refused, |answer| axum::Json(answer).into_response())
 }
 
 /// The tokens of a prompt or of a conversation.
 fn tokenize(app: &AppState, mut fields: Fields) -> Result<Value, Refusal> {
     app.name(fields.take::<String>("model", "a text")?.as_deref())?;
     let text = fields.take("prompt", "a text")?.map(Prompt::Text);
+    // As llama.cpp's server calls it, which puts no BOS token before it unless that is asked for.
+    let content = fields.take("content", "a text")?.map(Prompt::Text);
     let chat = request::chat_prompt(&mut fields)?.map(|(prompt, _)| prompt);
+    let flag = if content.is_some() { "add_special" } else { "add_special_tokens" };
+    let special = fields.take(flag, "true or false")?;
     // The template writes its special tokens itself.
-    let special = fields.take("add_special_tokens", "true or false")?;
     if special == Some(true) && chat.is_some() {
-        return Err(Refusal::field("add_special_tokens", "should be true with `prompt` only"));
+        return Err(Refusal::field(flag, "should be true with `prompt` only"));
     }
-    let bos = if special == Some(false) { Bos::Never } else { Bos::AsConfigured };
-    let ((Some(prompt), None) | (None, Some(prompt))) = (text, chat) else {
-        return Err(Refusal::field("prompt", "should be there, or else `messages`"));
+    let called = if content.is_some() { "content" } else { "prompt" };
+    let bos = if special.unwrap_or(content.is_none()) { Bos::AsConfigured } else { Bos::Never };
+    let mut all = [text, content, chat].into_iter().flatten();
+    let (Some(prompt), None) = (all.next(), all.next()) else {
+        let rule = "should be there, or else `content` or `messages`, one of them";
+        return Err(Refusal::field("prompt", rule));
     };
     fields.end()?;
-    let tokens = app.tokens(&prompt, bos, app.context)?;
+    let tokens = app.tokens(&prompt, bos, app.context).map_err(|e| renamed(e, &[(called, "prompt")]))?;
     Ok(json!({ "tokens": *tokens, "count": tokens.len(), "max_model_len": app.context }))
 }
 
@@ -331,6 +342,7 @@ fn detokenize(app: &AppState, mut fields: Fields) -> Result<Value, Refusal> {
     let tokens = tokens.ok_or_else(|| Refusal::field("tokens", format_args!("should be {want}")))?;
     fields.end()?;
     app.within_vocabulary("tokens", tokens.iter().copied())?;
-    let text = app.tokenizer.decode(&tokens, false);
-    Ok(json!({ "prompt": text.map_err(|e| Refusal::new(500, e.to_string()))? }))
+    let text = app.tokenizer.decode(&tokens, false).map_err(|e| Refusal::new(500, e.to_string()))?;
+    // By the names of vLLM and of llama.cpp.
+    Ok(json!({ "prompt": text, "content": text }))
 }

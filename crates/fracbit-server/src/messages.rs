@@ -226,16 +226,21 @@ impl Form for Message {
     }
 
     fn refused(refusal: Refusal) -> Response {
-        let body = told(&refusal);
-        let mut response = refusal.into_response();
-        let status = std::mem::replace(response.status_mut(), StatusCode::OK);
-        // The headers of the status stay, the body is of this form.
-        let mut answer = (status, axum::Json(body)).into_response();
-        for (name, value) in response.headers() {
-            answer.headers_mut().entry(name).or_insert_with(|| value.clone());
-        }
-        answer
+        refused(refusal)
     }
+}
+
+/// How a refusal is told to clients of this form.
+pub(crate) fn refused(refusal: Refusal) -> Response {
+    let body = told(&refusal);
+    let mut response = refusal.into_response();
+    let status = std::mem::replace(response.status_mut(), StatusCode::OK);
+    // The headers of the status stay, the body is of this form.
+    let mut answer = (status, axum::Json(body)).into_response();
+    for (name, value) in response.headers() {
+        answer.headers_mut().entry(name).or_insert_with(|| value.clone());
+    }
+    answer
 }
 
 impl Message {

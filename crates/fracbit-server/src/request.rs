@@ -15,7 +15,7 @@ use crate::fields::{Fields, Refusal, shown};
 use crate::structure::{Structure, structure};
 use crate::tools::{Tools, tools};
 
-/// Most texts of a request: prompts times `n`.
+/// Most texts of a request: prompts times `n`, or times `best_of`.
 pub(crate) const CHOICES: usize = 128;
 /// Most stop texts of a request.
 const STOPS: usize = 16;
@@ -55,8 +55,11 @@ pub(crate) struct Request {
     pub(crate) model: Option<String>,
     /// At least one.
     pub(crate) prompts: Vec<Prompt>,
-    /// Texts for each of them, with seeds that follow each other.
+    /// Texts for each of them.
     pub(crate) n: usize,
+    /// Texts that are written for each of them, with seeds that follow each other: at least `n`, of
+    /// which the likeliest are told.
+    pub(crate) best_of: usize,
     /// `None`: as many as there is room for.
     pub(crate) max_tokens: Option<usize>,
     pub(crate) sampling: SampleConfig,
@@ -281,11 +284,18 @@ impl Request {
         defaults: SampleConfig,
     ) -> Result<Self, Refusal> {
         let n = fields.within("n", &format!("1 to {CHOICES}"), |n| (1..=CHOICES).contains(n))?.unwrap_or(1);
+        let mut best_of = n;
         if !matches!(prompts[..], [Prompt::Chat { .. }]) {
-            fields.only("best_of", |v| v == &json!(n))?;
+            let want = format!("{n} to {CHOICES}, at least `n`");
+            let asked = fields.within("best_of", &want, |best| (n..=CHOICES).contains(best))?;
+            best_of = asked.unwrap_or(n);
         }
-        if prompts.len() * n > CHOICES {
-            let rule = format!("should be at most {CHOICES}, times `n`, got {} with `n` {n}", prompts.len());
+        if prompts.len() * best_of > CHOICES {
+            let times = if best_of > n { "best_of" } else { "n" };
+            let rule = format!(
+                "should be at most {CHOICES}, times `{times}`, got {} times {best_of}",
+                prompts.len()
+            );
             return Err(Refusal::field("prompt", rule));
         }
         let want = format!("a text or a list of at most {STOPS}, each of at most {STOP_BYTES} bytes");
@@ -318,6 +328,10 @@ impl Request {
             return Err(Refusal::field("ignore_eos", rule));
         }
         let stream = fields.take("stream", flag)?.unwrap_or(false);
+        if stream && best_of > n {
+            let rule = "should be `n` in a stream: which texts are the best is known at their end";
+            return Err(Refusal::field("best_of", rule));
+        }
         let options =
             fields.take::<StreamOptions>("stream_options", "an object with no more than `include_usage`")?;
         if options.is_some() && !stream {
@@ -327,6 +341,7 @@ impl Request {
             model: fields.take("model", "a text")?,
             prompts,
             n,
+            best_of,
             max_tokens,
             sampling,
             adjustments,

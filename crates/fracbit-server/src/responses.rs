@@ -158,10 +158,8 @@ fn push(turns: &mut Turns, item: Value) -> Result<(), Refusal> {
     if !(kind.is_null() || kind == "message") {
         return Err(Refusal::field("input", want));
     }
-    // A developer says what systems said before.
     let role = match role.as_str() {
-        Some("developer") => "system",
-        Some(role @ ("user" | "assistant" | "system")) => role,
+        Some(role @ ("user" | "assistant" | "system" | "developer")) => role,
         _ => return Err(Refusal::field("input", want)),
     };
     turns.push(role, text_in(content, "input", &["input_text", "output_text", "text"])?, &item)
@@ -442,7 +440,7 @@ mod tests {
             "model": "m", "max_tokens": 9, "top_p": 0.5, "stream": true, "reasoning_effort": "low",
             "messages": [
                 { "role": "system", "content": "Be brief." }, { "role": "user", "content": "a" },
-                { "role": "assistant", "content": "A" }, { "role": "system", "content": "now" },
+                { "role": "assistant", "content": "A" }, { "role": "developer", "content": "now" },
                 { "role": "user", "content": "b" },
             ],
         });

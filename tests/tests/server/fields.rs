@@ -179,6 +179,32 @@ fn several_texts_of_a_request_are_those_of_several_requests() {
     }
     let prompt_tokens: usize = all[..3].iter().map(|prompt| encode(prompt).len()).sum();
     assert_eq!((choices.len(), &answer["usage"]["prompt_tokens"]), (6, &json!(prompt_tokens)));
+    // Of several texts the likeliest ones are told, the best first, by the means of their tokens.
+    for echo in [false, true] {
+        let mut tried = json!({ "prompt": all[0], "n": 4, "max_tokens": 12, "seed": 40, "temperature": 0.9, "logprobs": 0, "echo": echo });
+        let every = answered(&serving, &tried);
+        let mean = |choice: &Value| {
+            let scores = choice["logprobs"]["token_logprobs"].as_array().expect("a list");
+            let of_text = &scores[if echo { encode(&all[0]).len() } else { 0 }..];
+            of_text.iter().filter_map(Value::as_f64).sum::<f64>() / of_text.len() as f64
+        };
+        let mut want: Vec<&Value> = every["choices"].as_array().expect("choices").iter().collect();
+        want.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
+        tried["best_of"] = 4.into();
+        tried["n"] = 2.into();
+        for logprobs in [json!(0), Value::Null] {
+            tried["logprobs"] = logprobs.clone();
+            let best = answered(&serving, &tried);
+            let told = best["choices"].as_array().expect("choices");
+            let count = |answer: &Value| answer["usage"]["completion_tokens"].clone();
+            assert_eq!((told.len(), count(&best)), (2, count(&every)), "{best}");
+            for (i, (choice, want)) in told.iter().zip(&want).enumerate() {
+                assert_eq!((&choice["index"], &choice["text"]), (&json!(i), &want["text"]));
+                let told = if logprobs.is_null() { &logprobs } else { &want["logprobs"] };
+                assert_eq!(&choice["logprobs"], told);
+            }
+        }
+    }
     body["stream"] = true.into();
     body["echo"] = true.into();
     body["stream_options"] = json!({ "include_usage": true });
@@ -317,7 +343,10 @@ fn what_is_beside_the_api_answers() {
         ask(address, "POST /tokenize", "", &json!({ "prompt": "Once upon a time", "model": "demo" })).json();
     assert_eq!(asked, json!({ "tokens": tokens, "count": tokens.len(), "max_model_len": 384 }));
     let back = ask(address, "POST /detokenize", "", &json!({ "tokens": tokens })).json();
-    assert_eq!(back, json!({ "prompt": "Once upon a time" }));
+    assert_eq!(back, json!({ "prompt": "Once upon a time", "content": "Once upon a time" }));
+    // llama.cpp's server calls it so.
+    let content = json!({ "content": "Once upon a time", "add_special": true });
+    assert_eq!(ask(address, "POST /tokenize", "", &content).json()["tokens"], json!(tokens));
     let plain = json!({ "prompt": "Once", "add_special_tokens": false });
     assert_eq!(ask(address, "POST /tokenize", "", &plain).json()["tokens"], json!(encode("Once")));
     let info = ask(address, "GET /tokenizer_info", "", &Value::Null).json();
@@ -325,10 +354,21 @@ fn what_is_beside_the_api_answers() {
     let chat = json!({ "messages": [{ "role": "user", "content": "a" }] });
     let chat = ask(address, "POST /tokenize", "", &chat).json();
     assert!(chat["count"].as_u64().is_some_and(|count| count > 4), "{chat}");
+    // Developers are systems to a template that does not know them.
+    let knows = serve(crate::client::options(), tokenizer(Some(&format!("{TEMPLATE}{{# developer #}}"))));
+    let said_by = |address, role: &str| {
+        let body = json!({ "messages": [{ "role": role, "content": "a" }] });
+        ask(address, "POST /tokenize", "", &body).json()["tokens"].clone()
+    };
+    assert_eq!(said_by(address, "developer"), said_by(address, "system"));
+    assert_ne!(said_by(knows.address, "developer"), said_by(knows.address, "system"));
     for (line, body, field) in [
         ("POST /tokenize", json!({}), "prompt"),
         ("POST /tokenize", json!({ "prompt": "a", "add": 1 }), "add"),
         ("POST /tokenize", json!({ "prompt": "word ".repeat(900) }), "prompt"),
+        ("POST /tokenize", json!({ "content": "word ".repeat(900) }), "content"),
+        ("POST /tokenize", json!({ "content": "a", "with_pieces": true }), "with_pieces"),
+        ("POST /tokenize", json!({ "content": "a", "prompt": "a" }), "prompt"),
         ("POST /detokenize", json!({ "tokens": [99_999] }), "tokens"),
         ("POST /detokenize", json!({ "tokens": "a" }), "tokens"),
         (COMPLETIONS, json!({ "prompt": "a", "logit_bias": { "99999": 1 } }), "logit_bias"),
@@ -344,6 +384,8 @@ fn what_is_beside_the_api_answers() {
         models["data"].as_array().expect("a list").iter().filter_map(|m| m["id"].as_str()).collect();
     assert_eq!(ids, ["demo", "other/name"]);
     assert_eq!(ask(address, "GET /v1/models/other/name", "", &Value::Null).json()["id"], "other/name");
+    let none = ask(address, "GET /v1/models/%ff", "", &Value::Null);
+    assert_eq!((none.status, &none.json()["error"]["param"]), (404, &json!("model")));
     let body = json!({ "model": "other/name", "prompt": tokens, "max_tokens": 5, "temperature": 0 });
     let answer = ask(address, COMPLETIONS, "Content-Type: Application/JSON; charset=utf-8\r\n", &body).json();
     assert_eq!(answer["model"], "other/name");
@@ -356,7 +398,7 @@ fn what_is_beside_the_api_answers() {
         ("fracbit_generated_tokens_total", 10.0),
         ("fracbit_time_to_first_token_seconds_count", 2.0),
         ("fracbit_inter_token_seconds_count", 8.0),
-        ("fracbit_requests_total{status=\"400\"}", 7.0),
+        ("fracbit_requests_total{status=\"400\"}", 10.0),
     ] {
         assert_eq!(metric(address, name), want, "{name}");
     }

@@ -399,4 +399,16 @@ fn keys_are_wanted_where_there_is_one() {
         assert_eq!(ask(serving.address, "GET /v1/models", head, &json!(null)).status, status, "{head}");
     }
     assert_eq!(ask(serving.address, "GET /health", "", &json!(null)).status, 200);
+    // Anthropic's clients get errors of their form, whatever is wrong.
+    for line in ["POST /v1/messages", "POST /v1/messages/count_tokens"] {
+        for (head, kind) in [("", "authentication_error"), ("X-Api-Key: second\r\n", "invalid_request_error")]
+        {
+            let answer = ask(serving.address, line, head, &json!({})).json();
+            assert_eq!(
+                (&answer["type"], &answer["error"]["type"]),
+                (&json!("error"), &json!(kind)),
+                "{line}"
+            );
+        }
+    }
 }

@@ -217,12 +217,22 @@ impl Calls {
         let rest = std::mem::take(&mut self.held);
         match std::mem::replace(&mut self.place, Place::Text) {
             Place::Text | Place::Close if self.count > 0 && rest.trim().is_empty() => {}
+            // The call is through, and its end was cut off.
+            Place::Close if self.closer().starts_with(rest.trim()) => {}
             Place::Text | Place::Close => self.text(rest),
             Place::Arguments(_) | Place::Rest(_) => self.broken(rest),
             Place::List if self.raw.is_empty() && rest.trim().is_empty() => {}
             Place::Open | Place::List | Place::Call => self.no_call(rest),
         }
         std::mem::take(&mut self.said)
+    }
+
+    /// What a call ends with, where it is more than its arguments.
+    fn closer(&self) -> &'static str {
+        match self.format {
+            Format::Hermes | Format::Generic => Format::CLOSER,
+            Format::Llama | Format::Mistral | Format::MistralArgs => "",
+        }
     }
 
     fn text(&mut self, text: String) {
@@ -443,7 +453,7 @@ impl Calls {
     fn closed(&mut self, blank: usize) -> Step {
         let rest = &self.held[blank..];
         let Some(first) = rest.chars().next() else { return Step::Wait };
-        let closer = Format::CLOSER;
+        let closer = self.closer();
         match self.format {
             Format::Hermes | Format::Generic if rest.starts_with(closer) => {
                 self.held.drain(..blank + closer.len());

@@ -63,7 +63,8 @@ fn calls_are_found_wherever_pieces_are_cut() {
     /// What is written, and the text and calls that it is.
     type Case = (Format, &'static str, &'static str, &'static [(&'static str, &'static str)]);
     let cases: &[Case] = &[
-        // Calls as templates write them.
+        // Calls as templates write them, and one whose end was cut off.
+        (Generic, "<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool", "", &[("add", "{}")]),
         (
             Hermes,
             "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": [2, {}]}}\n</tool_call>",
