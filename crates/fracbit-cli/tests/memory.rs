@@ -3,6 +3,7 @@
 mod common;
 
 use common::{DONE, FAILED, OUT_OF_REACH, USAGE, demo, finish, fracbit, text};
+use std::fs;
 
 #[test]
 fn a_memory_is_divided_between_weights_and_cache() {
@@ -96,6 +97,30 @@ fn a_limit_of_the_process_is_a_refusal() {
     limited(500, &["quantize", text(&large), "--bits", "3", "--data-free", "-o", text(&out)])
         .failed(FAILED, &["error: memory: measuring takes about", "`ulimit -v`", "--sensitivity prior"]);
     assert!(!out.exists());
+}
+
+/// Of a long text as much is made tokens as is wanted, which takes no gigabytes, and they are those
+/// of a short one.
+#[cfg(target_os = "linux")]
+#[test]
+fn of_a_long_text_only_so_many_tokens_are_made() {
+    let demo = demo();
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let at = |name: &str| text(&place.path().join(name)).to_owned();
+    let told = fs::read_to_string(demo.join("stories.txt")).expect("a file") + "<|endoftext|>";
+    let (short, long) = (at("short.txt"), at("long.txt"));
+    for (file, times) in [(&short, 2), (&long, (20 << 20) / told.len())] {
+        fs::write(file, told.repeat(times)).expect("a writable place");
+    }
+    for how in [&[][..], &["--separator", "<|endoftext|>"], &["--separator", "<|endoftext|>", "--bos"]] {
+        let tokens = |file: &str| {
+            let out = at("out");
+            let words = ["calibrate", text(&demo), "--text", file, "--tokens", "900", "--ctx", "100"];
+            limited(1000, &[&words[..], how, &["-o", &out, "--force"]].concat()).done();
+            fs::read(format!("{out}/model.safetensors")).expect("a file")
+        };
+        assert!(tokens(&short) == tokens(&long), "{how:?}");
+    }
 }
 
 /// Measurements that would walk through more than the machine has say so before they begin.

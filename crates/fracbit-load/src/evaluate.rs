@@ -160,6 +160,31 @@ pub fn windows(
     origin: &Path,
     options: &EvalOptions,
 ) -> Result<Vec<Vec<u32>>, Error> {
+    cut(model, text, origin, options, usize::MAX)
+}
+
+/// Those of [`windows`] that hold the first `tokens` tokens, or a few more: no more of the text is
+/// encoded than they take.
+///
+/// # Errors
+/// As for [`windows`].
+pub fn windows_of_tokens(
+    model: &Opened,
+    text: &str,
+    origin: &Path,
+    options: &EvalOptions,
+    tokens: usize,
+) -> Result<Vec<Vec<u32>>, Error> {
+    cut(model, text, origin, options, tokens)
+}
+
+fn cut(
+    model: &Opened,
+    text: &str,
+    origin: &Path,
+    options: &EvalOptions,
+    enough: usize,
+) -> Result<Vec<Vec<u32>>, Error> {
     let tokenizer = model.tokenizer()?;
     let limit = model.config.max_position_embeddings;
     let ctx = options.ctx.unwrap_or(2048.min(limit));
@@ -176,11 +201,14 @@ pub fn windows(
         Some(separator) if !separator.is_empty() => text.split(separator.as_str()).map(str::trim).collect(),
         _ => vec![text],
     };
-    let mut windows = Vec::new();
+    let mut windows: Vec<Vec<u32>> = Vec::new();
+    let mut held = 0;
     for document in documents.into_iter().filter(|d| !d.is_empty()) {
+        let windows_left = options.windows.unwrap_or(usize::MAX) - windows.len();
         // One more than is predicted.
-        let left = options.windows.map(|most| (most - windows.len()).saturating_mul(ctx).saturating_add(1));
+        let left = windows_left.saturating_mul(ctx).min(enough - held).saturating_add(1);
         let tokens = first_tokens(&tokenizer, document, encode, left)?;
+        let before = windows.len();
         match bos {
             // BOS predicts the first token, and takes a place of the context.
             Some(bos) => windows.extend(tokens.chunks(ctx).map(|part| [&[bos], part].concat())),
@@ -189,7 +217,8 @@ pub fn windows(
                 tokens[at..end].to_vec()
             })),
         }
-        if options.windows.is_some_and(|most| windows.len() >= most) {
+        held += windows[before..].iter().map(Vec::len).sum::<usize>();
+        if held >= enough || options.windows.is_some_and(|most| windows.len() >= most) {
             break;
         }
     }
@@ -206,12 +235,11 @@ fn first_tokens(
     tokenizer: &Tokenizer,
     text: &str,
     options: EncodeOptions,
-    most: Option<usize>,
+    most: usize,
 ) -> Result<Vec<u32>, Error> {
     /// Tokens behind those, so that none is beside the cut.
     const BESIDE: usize = 64;
     const BYTES: usize = 5;
-    let Some(most) = most else { return Ok(tokenizer.encode(text, options)?) };
     let enough = most.saturating_add(BESIDE);
     let mut bytes = enough.saturating_mul(BYTES);
     loop {

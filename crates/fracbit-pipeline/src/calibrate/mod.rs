@@ -22,7 +22,9 @@ use collect::{Collected, Collector};
 use fracbit_base::Bytes;
 use fracbit_format::TILE_COLS;
 use fracbit_io::{Checkpoint, Dtype, MAX_SHARD, OutputDir, Overwrite, Resumable, ShardWriter, TensorSpec};
-use fracbit_load::{Error, EvalOptions, Opened, Progress, evaluate::windows, kernels, require_memory};
+use fracbit_load::{
+    Error, EvalOptions, Opened, Progress, evaluate::windows_of_tokens, kernels, require_memory,
+};
 use fracbit_model::{Block, BlockInput, LinearId, Model, Place, RotationMode, WeightSource};
 use fracbit_plan::{
     bands::{self, Bands},
@@ -342,7 +344,8 @@ pub(crate) fn text_sequences(
     options: &EvalOptions,
 ) -> Result<Sequences, Error> {
     // A window for evaluation is one token longer than its context.
-    let windows = windows(opened, text, path, &EvalOptions { ctx: Some(length - 1), ..options.clone() })?;
+    let options = EvalOptions { ctx: Some(length - 1), ..options.clone() };
+    let windows = windows_of_tokens(opened, text, path, &options, tokens)?;
     let mut left = tokens;
     let mut kept = Vec::new();
     for mut window in windows {
