@@ -203,7 +203,16 @@ fn a_full_disk_is_explained_and_calibration_goes_on_when_there_is_room() {
     fs::remove_file(&ballast).expect("it is there");
     let (resumed, later) = finish(&[&args[..], &[text(&out), "--resume"]].concat());
     let same = resumed.success() && contents(&out) == contents(&whole);
+    // What is asked for is what is written: 1.5 MB of a model, and no round number.
+    fs::remove_dir_all(&out).expect("it is there");
+    fs::write(&ballast, vec![1u8; 5 << 20]).expect("it fits");
+    let [small, tuned] = ["small", "tuned"].map(|name| disk.join(name));
+    let quantize = ["quantize", text(&demo), "--scheme", "nuq-2", "--data-free", "-o", text(&small)];
+    let tune =
+        ["tune", text(&small), "--baseline", text(&demo), "--text", text(&stories), "-o", text(&tuned)];
+    let fits = [&quantize[..], &tune].map(finish);
     let _ = Command::new("umount").arg(&disk).status();
     assert!(!first.success() && said.contains("needed") && said.contains("free"), "{said}");
     assert!(same, "{later}");
+    fits.into_iter().for_each(|(ran, said)| assert!(ran.success(), "{said}"));
 }

@@ -16,7 +16,8 @@ use crate::{
 use fracbit_base::{Bytes, Scheme, Shape};
 use fracbit_format::{Codebook, SchemeSpec};
 use fracbit_io::{
-    Dtype, Gguf, MAX_SHARD, OutputDir, Overwrite, Pooling, ShardWriter, TensorSpec, gguf, pooling::POOLING,
+    Dtype, Gguf, MAX_SHARD, ModelConfig, OutputDir, Overwrite, Pooling, ShardWriter, TensorSpec, gguf,
+    pooling::POOLING,
 };
 use fracbit_load::{
     Error, Opened, Progress,
@@ -63,17 +64,21 @@ fn beside_weights(dir: &Path) -> Vec<PathBuf> {
 /// # Errors
 /// When a GGUF file does not hold the documents of a directory.
 pub fn beside_tensors(source: &Opened) -> Result<u64, Error> {
+    beside(source.checkpoint.path(), &source.config)
+}
+
+/// The same of a checkpoint at this path.
+fn beside(from: &Path, config: &ModelConfig) -> Result<u64, Error> {
     const FOR_EACH: u64 = 4 << 10;
     const FOR_ALL: u64 = 64 << 10;
     let length = |path: &Path| std::fs::metadata(path).map_or(0, |m| m.len());
-    let from = source.checkpoint.path();
     let copied = if gguf::is_gguf(from) {
         Gguf::open(from)?.documents()?.iter().map(|(_, text)| text.len() as u64).sum()
     } else {
         beside_weights(from).iter().map(|path| length(path)).sum::<u64>()
             + length(&from.join(fracbit_io::config::CONFIG))
     };
-    let matrices = LinearId::all(&source.config).count() as u64;
+    let matrices = LinearId::all(config).count() as u64;
     Ok(copied + FOR_EACH * matrices + FOR_ALL)
 }
 
@@ -274,7 +279,7 @@ pub fn quantize_in(
             "the interrupted run had another plan: delete what it left, or give it the same".to_owned();
         return Err(PlanError::Plan { origin: out.display().to_string(), rule }.into());
     }
-    writer.check_space(16 << 20)?;
+    writer.check_space(beside(source.checkpoint().path(), source.config())?)?;
     if steps.is_empty() {
         writer.checkpoint(begun)?;
     }

@@ -19,7 +19,7 @@ use fracbit_base::Bytes;
 use fracbit_format::PlaneName;
 use fracbit_io::{
     MAX_SHARD, Manifest, OutputDir, Overwrite, Resumable, ShardWriter, TensorSpec, checkpoint::INDEX,
-    write_atomic,
+    manifest::MANIFEST, write_atomic,
 };
 use fracbit_load::{Error, Opened, Progress, directory::plane_name, kernels, reader::Reader, require_memory};
 use fracbit_model::{
@@ -497,7 +497,11 @@ fn write(
     let names: Vec<String> = specs.iter().map(|s| s.name.clone()).collect();
     let mut writer = ShardWriter::new(dir, specs, MAX_SHARD, &metadata)?;
     writer.resume()?;
-    writer.check_space(16 << 20)?;
+    let tensors = |name: &str| name.ends_with(".safetensors") || name == INDEX;
+    let others = manifest.files.iter().filter(|(name, _)| !tensors(name)).map(|(_, file)| file.bytes);
+    let list = fs::metadata(checkpoint.dir().join(MANIFEST)).map_or(0, |list| list.len());
+    // What is added to the card and to the list takes less than another list.
+    writer.check_space(others.sum::<u64>() + 2 * list)?;
     for name in &names {
         let bytes = checkpoint.tensor(name)?.bytes;
         match scales.get(name) {
@@ -506,7 +510,6 @@ fn write(
         }
     }
     writer.finish()?;
-    let tensors = |name: &str| name.ends_with(".safetensors") || name == INDEX;
     for name in manifest.files.keys().filter(|name| !tensors(name) && *name != CARD) {
         dir.copy_file(&checkpoint.dir().join(name))?;
     }
