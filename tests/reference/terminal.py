@@ -92,6 +92,9 @@ def main():
         chat.type(f"/load {saved}\r")
         chat.until("4 messages; /retry")
         chat.until("> ")
+        chat.type(f"/save {model}/config.json\r")
+        chat.until("/save does not replace")
+        chat.until("> ")
         chat.type("/retry\r")
         answer(chat)
         # Ctrl-C leaves the program running, Ctrl-D ends it.

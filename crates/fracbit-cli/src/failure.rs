@@ -265,7 +265,7 @@ fn facade_hint(error: &fracbit::Error) -> Option<String> {
     use fracbit_io::{Error as Io, HeaderError, tokenizer::TOKENIZER};
     let hint = match error {
         E::Io(Io::Output { rule, .. }) if rule.contains("to be replaced, or") => {
-            "--force replaces a model directory"
+            "--force replaces a directory of the same kind"
         }
         E::Io(Io::Checksum { .. }) | E::Model(fracbit_model::Error::Io(Io::Checksum { .. })) => {
             "`fracbit verify MODEL` names every damaged file and tensor"

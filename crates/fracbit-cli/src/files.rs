@@ -6,7 +6,9 @@ use crate::{
     interrupt,
 };
 use fracbit::{Opened, Progress};
-use fracbit_io::{Claim, OutputDir, Overwrite, Resumable, Tokenizer, output};
+use fracbit_io::{
+    Claim, OutputDir, Overwrite, Resumable, Tokenizer, config, manifest::MANIFEST, output, tokenizer,
+};
 use std::{fs, io::Read, path::Path};
 
 /// The flag that continues a run.
@@ -161,19 +163,42 @@ pub(crate) fn available(out: &Path, overwrite: Overwrite, resume: bool) -> Resul
     Ok(OutputDir::create(out, overwrite).map(drop)?)
 }
 
-/// The same of a file, whose name is then this run's until the value is dropped.
-pub(crate) fn claim(path: &Path, force: bool) -> Result<Claim, Failure> {
-    refuse_existing(path, force)?;
+/// The same of a file, whose name is then this run's until the value is dropped; `model` is read
+/// meanwhile.
+pub(crate) fn claim(path: &Path, force: bool, model: Option<&Path>) -> Result<Claim, Failure> {
+    refuse_existing(path, force).map_err(|failure| failure.hint("--force replaces the file"))?;
+    if let Some(model) = model.filter(|model| path.exists() && is_part(path, model)) {
+        let rule =
+            format!("output `{}`: should be no file of `{}`, which is read", path.display(), model.display());
+        return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)).hint("choose another name"));
+    }
     Ok(Claim::new(path)?)
 }
 
-/// Refuses to replace a file, unless `force`.
+/// Whether a file is a model or one of those that a model directory is read from.
+fn is_part(path: &Path, model: &Path) -> bool {
+    let place = path.parent().map(|dir| if dir.as_os_str().is_empty() { Path::new(".") } else { dir });
+    let same = |a: &Path, b: &Path| a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b));
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let others = [config::CONFIG, config::GENERATION_CONFIG, MANIFEST];
+    let read = name.contains(".safetensors") || tokenizer::FILES.contains(&name) || others.contains(&name);
+    same(path, model) || (read && place.is_some_and(|place| same(place, model)))
+}
+
+/// Refuses to replace a file, unless `force`, and to take the place of anything else, such as a
+/// device, always.
 pub(crate) fn refuse_existing(path: &Path, force: bool) -> Result<(), Failure> {
-    if force || !path.exists() {
+    // A link that leads nowhere is there, too.
+    let Ok(there) = path.metadata().or_else(|_| path.symlink_metadata()) else { return Ok(()) };
+    if !(there.is_file() || there.is_symlink()) {
+        let rule = format!("output `{}`: should be a file, it is something else", path.display());
+        return Err(Failure::new(Exit::Failed, anyhow::Error::msg(rule)).hint("choose another name"));
+    }
+    if force {
         return Ok(());
     }
     let exists = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
-    Err(Failure::writing(path, exists).hint("--force replaces the file"))
+    Err(Failure::writing(path, exists))
 }
 
 /// The last part of a path, for what goes out with a model: where it lies on this machine is

@@ -194,7 +194,7 @@ fn nothing_that_is_read_or_of_another_kind_is_replaced() {
         .failed(FAILED, &["should hold calibration.json to be replaced"]);
     let config = model.join("config.json");
     fracbit(&["sensitivity", shown, "-o", text(&config), "--tokens", "16", "--levels", "1", "--force"])
-        .failed(BAD_INPUT, &["config.json"]);
+        .failed(USAGE, &["config.json", "which is read"]);
     assert_eq!(names(&model), before);
     fracbit(&["run", shown, "-p", "x", "-n", "1"]).done();
 }
@@ -248,4 +248,62 @@ fn prompts_templates_and_contexts() {
     let model = text(whole.path());
     fracbit(&["run", model, "--chat", "-p", "Once", "-n", "2"]).done();
     fracbit(&["chat", model, "--ctx", "513"]).failed(USAGE, &["--ctx", "1 to 512"]);
+}
+
+/// What is written takes the place of files alone, with `--force`, and not of those of the model
+/// that is read.
+#[test]
+fn no_device_link_or_file_of_the_model_is_replaced() {
+    let model = copy(&demo());
+    let (model, place) = (text(model.path()), tempfile::tempdir().expect("a temporary directory"));
+    let at = |name: &str| text(&place.path().join(name)).to_owned();
+    let (socket, link, dir) = (at("socket"), at("link"), at("dir"));
+    let _socket = std::os::unix::net::UnixListener::bind(&socket).expect("a name that is free");
+    std::os::unix::fs::symlink(at("nowhere"), &link).expect("a name that is free");
+    fs::create_dir(&dir).expect("a name that is free");
+    let part = |name: &str| format!("{model}/{name}");
+    let held = |name: &str| fs::read(part(name)).expect("a file");
+    let parts = ["model.safetensors", "config.json", "tokenizer.json"];
+    let before = parts.map(held);
+    let (stories, gguf) = (stories(), at("model.gguf"));
+    let plan = ["plan", model, "--bits", "4", "--sensitivity", "prior"];
+    let commands: [(&[&str], &str); 7] = [
+        (&plan, "--save"),
+        (&plan, "--html"),
+        (&["export", model, "--type", "q8_0"], "-o"),
+        (&["sensitivity", model], "-o"),
+        (&["profile", model], "-o"),
+        (&["schedule", "fit", model, "--prompts", text(&stories)], "-o"),
+        (&["explore", "--scheme", "nuq-2", "--bytes", "1MB"], "--svg"),
+    ];
+    for (words, flag) in commands {
+        let to = |out: &str, more: &[&str]| fracbit(&[words, &[flag, out][..], more].concat());
+        for out in [&socket, &dir] {
+            to(out, &["--force"]).failed(FAILED, &[out, "should be a file, it is something else"]);
+            to(out, &[]).failed(FAILED, &[out, "should be a file"]);
+        }
+        if words[0] != "sensitivity" {
+            to(&link, &[]).failed(FAILED, &[&link, "--force"]);
+        }
+        for name in parts.map(part).iter().filter(|_| words[0] != "explore") {
+            to(name, &["--force"]).failed(USAGE, &[name, "which is read"]);
+        }
+    }
+    assert!(parts.map(held) == before, "nothing was written");
+    assert!(fs::symlink_metadata(&link).expect("a link").is_symlink());
+    fracbit(&["export", model, "--type", "q8_0", "-o", &gguf]).done();
+    fracbit(&["plan", &gguf, "--bits", "4", "--save", &gguf, "--force"]).failed(USAGE, &["which is read"]);
+    // Other files beside the model may be replaced.
+    for _ in 0..2 {
+        let saved = part("plan.json");
+        fracbit(&[&plan[..], &["--save", &saved, "--force"]].concat()).done();
+    }
+    let one = at("one");
+    fracbit(&[&plan[..], &["--save", &one, "--html", &one]].concat()).failed(USAGE, &["two files"]);
+    fs::write(&one, "no measurement").expect("a writable place");
+    for more in [&[][..], &["--force"]] {
+        let args = [&["sensitivity", model, "-o", &one][..], more].concat();
+        fracbit(&args).failed(FAILED, &[&one, "hold a measurement", "another name"]);
+    }
+    assert_eq!(fs::read_to_string(&one).expect("a file"), "no measurement");
 }

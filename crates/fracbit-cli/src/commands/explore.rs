@@ -94,7 +94,7 @@ fn schemes(patterns: &[String]) -> Result<Vec<Scheme>, Failure> {
 
 pub(crate) fn run(args: &ExploreArgs, context: &mut Context) -> Result<(), Failure> {
     memory::walked(args.bytes)?;
-    let _claim = args.svg.as_ref().map(|path| files::claim(path, args.force)).transpose()?;
+    let _claim = args.svg.as_ref().map(|path| files::claim(path, args.force, None)).transpose()?;
     let options = ExploreOptions {
         schemes: schemes(&args.scheme)?,
         budget: args.budget.clone(),

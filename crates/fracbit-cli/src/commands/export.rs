@@ -48,7 +48,7 @@ pub(crate) struct ExportArgs {
 pub(crate) fn run(args: &ExportArgs, context: &mut Context) -> Result<(), Failure> {
     files::nameable(&args.out, args.json)?;
     files::apart(&args.out, &[&args.model])?;
-    let _claim = files::claim(&args.out, args.force)?;
+    let _claim = files::claim(&args.out, args.force, Some(&args.model))?;
     let opened = files::open(&args.model, context)?;
     let calibration = args.calibration.as_deref().map(Calibration::open).transpose()?.map(Arc::new);
     let options = ExportOptions { kind: args.kind, force: args.force, calibration };

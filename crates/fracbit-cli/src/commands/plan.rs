@@ -3,7 +3,7 @@
 use crate::{
     args::{BUDGET, LossArgs, ShapeArgs, SpeedArgs, TargetArgs},
     context::Context,
-    failure::Failure,
+    failure::{Exit, Failure},
     files,
     planning::{self, Aids, Losses, Shown, Source},
     report::Report,
@@ -76,8 +76,13 @@ pub(crate) struct PlanArgs {
 
 pub(crate) fn run(args: &PlanArgs, context: &mut Context) -> Result<(), Failure> {
     // A plan may have been edited by hand.
+    if args.save.is_some() && args.save == args.html {
+        let rule = "--save, --html: should be two files";
+        return Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)));
+    }
     let outputs = [args.save.as_ref(), args.html.as_ref()].into_iter().flatten();
-    let _claims = outputs.map(|path| files::claim(path, args.force)).collect::<Result<Vec<_>, _>>()?;
+    let claims = outputs.map(|path| files::claim(path, args.force, Some(&args.model)));
+    let _claims = claims.collect::<Result<Vec<_>, _>>()?;
     let source = Source::open(&args.model, context)?;
     let (plan, report) = match &args.plan {
         Some(path) => (edited(path, &source, args)?, None),

@@ -59,7 +59,7 @@ pub(crate) struct ProfileArgs {
 }
 
 pub(crate) fn run(args: &ProfileArgs, context: &mut Context) -> Result<(), Failure> {
-    let _claim = files::claim(&args.out, args.force)?;
+    let _claim = files::claim(&args.out, args.force, args.model.as_deref())?;
     let (subject, config) = match (&args.model, args.shape) {
         (_, Some(preset)) => (preset.name.to_owned(), preset.model_config()?),
         (Some(dir), None) => {

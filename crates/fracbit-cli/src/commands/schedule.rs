@@ -41,7 +41,7 @@ With --json one object is printed: quality, tolerance, steps, schedules, labels,
 
 Examples:
   fracbit schedule train small --text book.txt -o scheduler.json
-  fracbit schedule train small --prompts prompts.txt --chat --block 0,14,29 --steps 128 -o scheduler.json";
+  fracbit schedule train small --prompts prompts.txt --chat --block 0,14,29 -o scheduler.json";
 
 const AFTER_FIT: &str = "\
 FILE has one prompt a line, empty lines aside. The first half of the prompts chooses, the other half says what the choice is worth. \
@@ -120,7 +120,7 @@ struct TrainArgs {
     /// Blocks whose caches are tried, from 0 on; by default the last.
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     block: Vec<usize>,
-    /// Of the random numbers.
+    /// Seed of the network and of the pieces.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
@@ -155,8 +155,8 @@ struct CommonArgs {
 
 impl CommonArgs {
     /// Takes the name of the file, if there is to be one.
-    fn claim(&self) -> Result<Option<Claim>, Failure> {
-        self.out.as_ref().map(|out| files::claim(out, self.force)).transpose()
+    fn claim(&self, model: &Path) -> Result<Option<Claim>, Failure> {
+        self.out.as_ref().map(|out| files::claim(out, self.force, Some(model))).transpose()
     }
 
     fn options(&self, points: usize) -> FitOptions {
@@ -185,7 +185,7 @@ enum QualityName {
     Kl,
     /// Share of the schedule's own tokens that differ.
     Match,
-    /// One less ROUGE-L of the schedule's own text.
+    /// 1 minus the ROUGE-L of the schedule's own text.
     RougeL,
 }
 
@@ -231,7 +231,7 @@ fn load(model: &Path, context: &Context) -> Result<(Model, Tokenizer), Failure> 
 }
 
 fn run_train(args: &TrainArgs, context: &mut Context) -> Result<(), Failure> {
-    let _claim = args.common.claim()?;
+    let _claim = args.common.claim(&args.model)?;
     let path = args.text.as_ref().or(args.prompts.as_ref()).expect("clap wants one of both");
     let text = files::read_text(path)?;
     let (model, tokenizer) = load(&args.model, context)?;
@@ -286,7 +286,7 @@ fn loss_name(quality: Quality) -> &'static str {
 }
 
 fn run_fit(args: &FitArgs, context: &mut Context) -> Result<(), Failure> {
-    let _claim = args.common.claim()?;
+    let _claim = args.common.claim(&args.model)?;
     let text = files::read_text(&args.prompts)?;
     let (model, tokenizer) = load(&args.model, context)?;
     let prompts = prompts_of(&text, &tokenizer, args.common.chat)?;

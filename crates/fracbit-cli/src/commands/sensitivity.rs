@@ -112,9 +112,13 @@ pub(crate) struct SensitivityArgs {
 pub(crate) fn run(args: &SensitivityArgs, context: &mut Context) -> Result<(), Failure> {
     // A measurement goes on with what it holds; with --force another one is replaced, but no other
     // file.
-    let _claim = files::claim(&args.out, true)?;
+    let _claim = files::claim(&args.out, true, Some(&args.model))?;
     let protocol = Protocol { levels: args.levels, tokens: args.tokens, seed: args.seed };
-    let found = args.out.exists().then(|| Sensitivities::read(&args.out)).transpose()?;
+    let found = args.out.exists().then(|| Sensitivities::read(&args.out)).transpose();
+    let found = found.map_err(|error| {
+        let rule = format!("output `{}`: should not exist yet or hold a measurement", args.out.display());
+        Failure::new(Exit::Failed, anyhow::Error::new(error).context(rule)).hint("choose another name")
+    })?;
     let source = Source::open(&args.model, context)?;
     let text = args.text.as_ref().map(|path| {
         let options = EvalOptions {
