@@ -104,8 +104,8 @@ pub(crate) struct SpeedArgs {
     /// time, the speed is predicted.
     #[arg(long, value_name = "FILE", group = "where")]
     pub(crate) profile: Option<PathBuf>,
-    /// Tokens in the cache of each sequence that a time or a memory is meant for [default: of a
-    /// time 128, of a memory 4096, or the model's context if that is less].
+    /// Tokens in the cache of each sequence that a time or a memory is meant for [default: 128
+    /// for a time; 4096 for a memory, or the model's context if that is less].
     #[arg(long, value_name = "N", requires = "where", value_parser = count)]
     pub(crate) context: Option<usize>,
     /// Sequences decoded together, 1 to 8: a step makes a token of each.
@@ -255,7 +255,8 @@ impl ShapeArgs {
 #[command(next_help_heading = "Losses")]
 pub(crate) struct LossArgs {
     /// What each matrix loses: a FILE of `fracbit sensitivity`, `quick` to measure now, on 1024
-    /// tokens, or `prior` to measure nothing [default: quick; with --scheme prior].
+    /// tokens, or `prior` to measure nothing [default: quick; `prior` where
+    /// --scheme is given].
     #[arg(long, value_name = "FILE|quick|prior")]
     pub(crate) sensitivity: Option<SensitivitySource>,
     /// Which estimate FILE should hold; another one is refused [default: whichever it holds].
@@ -417,7 +418,7 @@ pub(crate) struct NestedArgs {
     pub(crate) precision: Option<Steps>,
     /// Guess what follows with fewer planes and check several tokens in one step of all: the same
     /// text, sooner where guesses are right. `nested` alone takes half the bits and as many
-    /// tokens as pay; `nested:3` at most 3 bits; `nested:3,4` guesses of 4 tokens.
+    /// tokens as save time; `nested:3` at most 3 bits; `nested:3,4` guesses of 4 tokens.
     #[arg(long, value_name = "nested[:BITS[,TOKENS]]", value_parser = draft)]
     pub(crate) draft: Option<Draft>,
 }

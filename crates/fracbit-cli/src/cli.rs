@@ -107,6 +107,19 @@ mod tests {
         assert_eq!(commands, 22);
     }
 
+    /// Help breaks longer lines, and a shell does not take the pieces.
+    #[test]
+    fn examples_are_lines_that_can_be_copied() {
+        fn check(command: &clap::Command) -> usize {
+            let after = command.get_after_long_help().or(command.get_after_help());
+            let after = after.map(ToString::to_string).unwrap_or_default();
+            let examples = after.lines().filter(|line| line.starts_with("  "));
+            let count = examples.inspect(|line| assert!(line.len() <= 100, "{line}")).count();
+            count + command.get_subcommands().map(check).sum::<usize>()
+        }
+        assert!(check(&Cli::command()) > 70);
+    }
+
     /// Command lines that must parse.
     const GOOD: [&str; 73] = [
         "doctor --json --threads 1",

@@ -107,6 +107,10 @@ pub fn features() -> Vec<String> {
             )* };
         }
         detect!("avx2" "f16c" "fma" "avxvnni" "avx512f" "avx512bw" "avx512vl" "avx512vnni" "avx512vbmi" "avx512vbmi2" "avx512bf16");
+        // The standard library does not ask whether a process may use the registers.
+        if avx512::Amx::detect().is_some() {
+            found.push("amx-int8".to_owned());
+        }
     }
     #[cfg(not(target_arch = "x86_64"))]
     found.clear();

@@ -22,7 +22,7 @@ JSON fields: model, bits, threads, kv, sequences, requests, prompt, generate, se
 cache_bytes (most that was held), preempted (times that a sequence gave up its pages for others, and was computed again).
 
 Example:
-  fracbit bench serve small --requests 64 --prompt 1024 --generate 512 --sequences 1,8,32 --kv 16,4";
+  fracbit bench serve small --requests 64 --prompt 1024 --generate 512 --sequences 1,8 --kv 16,4";
 
 /// Measure many sequences at once.
 ///

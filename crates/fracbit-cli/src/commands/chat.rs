@@ -49,9 +49,9 @@ pub(crate) struct ChatArgs {
     /// Instruction that comes before the conversation.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Tokens to remember, no more than the model's context; beyond the original one of a
-    /// `longrope` model (Phi) positions are those of long texts [default: 4096, or that context
-    /// when it is shorter].
+    /// Tokens to remember, no more than the model's context. A `longrope` model (Phi) that gets
+    /// more than its original context reads every text as a long one [default: 4096, or the model's
+    /// context when that is shorter].
     #[arg(long, value_name = "N", value_parser = args::count)]
     ctx: Option<usize>,
     /// Most tokens of an answer.

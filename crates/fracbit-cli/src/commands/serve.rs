@@ -19,7 +19,7 @@ use fracbit_model::{KvPool, Runtime};
 use fracbit_server::{Loaded, Options, Origin, Server, Tls, interrupt, reloads};
 use std::{
     io,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     panic::resume_unwind,
     path::{Path, PathBuf},
     thread,
@@ -35,8 +35,8 @@ const GRACE: Duration = Duration::from_secs(10);
 const AFTER: &str = "\
 A browser finds a page to chat in at the address itself, http://127.0.0.1:8080/. Addresses for programs, as in OpenAI's API, also streaming: /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/models; as in Anthropic's: /v1/messages, \
 /v1/messages/count_tokens. Beside them /tokenize, /detokenize, \
-/tokenizer_info, /props, /slots, /version, /health, and /metrics for Prometheus. Beside OpenAI's fields requests may have top_k, min_p, repetition_penalty (or repeat_penalty), \
-min_tokens, ignore_eos, stop_token_ids, skip_special_tokens and chat_template_kwargs. Texts follow a JSON schema (response_format, guided_json), a regular \
+/tokenizer_info, /props, /slots, /version, /health, and /metrics for Prometheus. Beside OpenAI's fields requests may have top_k, min_p, repetition_penalty (or repeat_penalty), typical_p, \
+xtc_*, mirostat*, dry_*, min_tokens, ignore_eos, stop_token_ids, skip_special_tokens and chat_template_kwargs. Texts follow a JSON schema (response_format, guided_json), a regular \
 expression (guided_regex), a list (guided_choice) or a grammar (guided_grammar, in the notation of Lark or GBNF; grammar, in GBNF); structured_outputs has them all. Chats may call functions \
 (tools, tool_choice, parallel_tool_calls), in the form of the model's template, which /props names. A field that the server does not know or cannot serve is refused by name. \
 Probabilities (logprobs) are the model's own, before penalties, temperature and filters.
@@ -52,7 +52,7 @@ Examples:
   curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Why is the sky blue?\"}]}'
   fracbit serve small --host 0.0.0.0 --api-keys keys.txt --slots 8
-  fracbit serve small --alias gpt-4o-mini                       # for programs that ask for a name of their own
+  fracbit serve small --alias gpt-4o-mini      # for programs that ask for a name of their own
   lm_eval --model local-completions --tasks piqa --model_args \\
     model=small,base_url=http://127.0.0.1:8080/v1/completions";
 
@@ -108,9 +108,9 @@ pub(crate) struct ServeArgs {
     /// Connections at a time from one address; a proxy in front of the server may want more.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = args::count)]
     peer_connections: usize,
-    /// Tokens of a text with its prompt, no more than the model's context; beyond the original one
-    /// of a `longrope` model (Phi) positions are those of long texts [default: 4096, or that
-    /// context when it is shorter].
+    /// Tokens of a text with its prompt, no more than the model's context. A `longrope` model (Phi)
+    /// that gets more than its original context reads every text as a long one [default: 4096, or
+    /// the model's context when that is shorter].
     #[arg(long, value_name = "N", value_parser = args::count)]
     ctx: Option<usize>,
     /// Let what messages spell become control tokens of the chat. Prompts of /v1/completions may
@@ -229,7 +229,12 @@ impl WithLoader for Serving<'_> {
             context.progress.note(&format!("note: {}; {less}", tight.line()));
         }
         let scheme = if tls.is_some() { "https" } else { "http" };
-        context.progress.note(&format!("to chat in a browser: {scheme}://{address}/"));
+        // All addresses of this machine are no address to go to.
+        let mut page = address;
+        if page.ip().is_unspecified() {
+            page.set_ip(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        }
+        context.progress.note(&format!("to chat in a browser: {scheme}://{page}/"));
         let options = Options {
             id,
             aliases: args.alias.clone(),
@@ -265,11 +270,16 @@ fn read_keys(path: &Path) -> Result<Vec<String>, Failure> {
     let text = files::read_text(path)?;
     let keys: Vec<String> =
         text.lines().map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned).collect();
-    if keys.is_empty() || !keys.iter().all(|key| key.bytes().all(|b| b.is_ascii_graphic())) {
-        let rule = "should hold keys of visible ASCII characters, one on each line";
-        return Err(Failure::input(format!("`{}` {rule}", path.display())));
-    }
-    Ok(keys)
+    let good = |line: &str| line.trim().bytes().all(|b| b.is_ascii_graphic());
+    let bad = text.lines().position(|line| !good(line));
+    // What a key is stays between those who know it.
+    let found = match bad {
+        Some(at) => format!("line {} is none", at + 1),
+        None if keys.is_empty() => "it holds none".to_owned(),
+        None => return Ok(keys),
+    };
+    let rule = "should hold keys of visible ASCII characters, one on each line";
+    Err(Failure::input(format!("`{}` {rule}; {found}", path.display())))
 }
 
 /// The name of a directory, also of `.`.

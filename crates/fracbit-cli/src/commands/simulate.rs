@@ -21,7 +21,7 @@ With --json a list is printed, 16 bits first, each entry with schedule, prefill,
 
 Examples:
   fracbit simulate npu --shape llama-3-8b --schedule 4 --schedule prefill=4,decode=4..2@64
-  fracbit simulate npu --model small --macs 4096 --bandwidth 16GB --prompt 1000 --generate 100 --schedule 3";
+  fracbit simulate npu --model small --macs 4096 --bandwidth 16GB --prompt 1000 --schedule 3";
 
 /// Tell how fast a machine that is not here would be.
 ///
@@ -49,7 +49,7 @@ struct NpuArgs {
     /// Model whose shape to take.
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(PRESETS.map(|p| p.name)).try_map(|name| Preset::named(&name)))]
     shape: Option<Preset>,
-    /// Multiply-accumulates of a clock.
+    /// Multiply-accumulates in a clock cycle.
     #[arg(long, value_name = "N", default_value_t = 16384, value_parser = args::count)]
     macs: usize,
     /// Clock in MHz.
