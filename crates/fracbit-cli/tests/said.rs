@@ -250,3 +250,16 @@ fn outputs_are_looked_at_first() {
         }
     }
 }
+
+/// Where a microkernel of an instruction set runs, the processor is said to have that.
+#[test]
+fn instruction_sets_that_are_used_are_listed() {
+    let machine = fracbit(&["inspect", "--machine", "--json"]).done().json();
+    let features = machine["features"].to_string();
+    let kernels = machine["microkernels"].as_object().expect("an object");
+    assert!(!kernels.is_empty());
+    for (isa, feature) in [("amx", "amx-int8"), ("avx512", "avx512vnni"), ("avx2", "avx2")] {
+        let used = kernels.values().any(|of| of == isa);
+        assert!(!used || features.contains(&format!("\"{feature}\"")), "{isa}: {features}");
+    }
+}

@@ -171,10 +171,15 @@ fn what_cannot_be_served_is_said_at_once() {
     fracbit(&["serve", demo, "--ctx", "9999"]).failed(USAGE, &["--ctx", "1 to 512", "9999"]);
     fracbit(&["serve", "no-such-model"]).failed(BAD_INPUT, &["no-such-model"]);
     let key = tempfile::NamedTempFile::new().expect("a temporary file");
-    for bad in ["", " \n", "two words", "good\nschlüssel"] {
+    for (bad, found) in [
+        ("", "holds none"),
+        (" \n", "holds none"),
+        ("two words", "line 1 is none"),
+        ("good\n\nschlüssel", "line 3 is none"),
+    ] {
         fs::write(&key, bad).expect("a temporary file");
         let args = ["serve", demo, "--key-file", text(key.path())];
-        fracbit(&args).failed(BAD_INPUT, &[text(key.path()), "one on each line"]);
+        fracbit(&args).failed(BAD_INPUT, &[text(key.path()), "one on each line", found]);
     }
     fracbit(&["serve", demo, "--key-file", "no-such-file"]).failed(BAD_INPUT, &["no-such-file"]);
     let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
