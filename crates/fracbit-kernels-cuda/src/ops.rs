@@ -533,7 +533,7 @@ impl<'d, D: Device> DenseMatrix<'d, D> {
         &self.w
     }
 
-    /// As [`DeviceMatrix::apply_at`](crate::DeviceMatrix::apply_at).
+    /// As [`Reading::apply_at`](crate::Reading::apply_at).
     ///
     /// # Errors
     /// When the launch is refused.
