@@ -409,7 +409,7 @@ fn named_value(
         *numbered += 1;
         Some(*numbered - 1)
     } else {
-        first.parse::<usize>().ok()
+        whole(first).and_then(|i| usize::try_from(i).ok())
     };
     let mut value = match index {
         Some(i) => positional.get(i),
@@ -418,22 +418,34 @@ fn named_value(
     .ok_or_else(|| Fail::new(format!("a format should find `{first}`")))?
     .clone();
     while !rest.is_empty() {
-        let inner = &rest[1..];
-        if rest.starts_with('[') {
-            let end = inner.find(']').ok_or_else(|| Fail::new("a format should close its `[`"))?;
-            let key = match inner[..end].parse::<i64>() {
-                Ok(i) => Value::Integer(i),
-                Err(_) => inner[..end].into(),
-            };
+        if let Some(inner) = rest.strip_prefix('[') {
+            let (name, behind) =
+                inner.split_once(']').ok_or_else(|| Fail::new("a format should close its `[`"))?;
+            let key = whole(filled(name)?).map_or_else(|| name.into(), Value::Integer);
             value = item(&value, &key)?;
-            rest = &inner[end + 1..];
+            rest = behind;
+        } else if let Some(inner) = rest.strip_prefix('.') {
+            let (name, behind) = inner.split_at(inner.find(['.', '[']).unwrap_or(inner.len()));
+            value = attribute(&value, filled(name)?)?;
+            rest = behind;
         } else {
-            let end = inner.find(['.', '[']).unwrap_or(inner.len());
-            value = attribute(&value, &inner[..end])?;
-            rest = &inner[end..];
+            return Err(Fail::new("a format should have `.` or `[` behind a `]`"));
         }
     }
     Ok(value)
+}
+
+/// A number of digits alone, which is a place; others are names.
+fn whole(name: &str) -> Option<i64> {
+    if name.bytes().all(|b| b.is_ascii_digit()) { name.parse().ok() } else { None }
+}
+
+fn filled(name: &str) -> Result<&str, Fail> {
+    if name.is_empty() {
+        Err(Fail::new("a format should have a name behind `.` and in `[]`"))
+    } else {
+        Ok(name)
+    }
 }
 
 fn parse_spec(spec: &[u32]) -> Result<Spec, Fail> {
