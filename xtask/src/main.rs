@@ -142,6 +142,7 @@ fn test() -> Outcome {
     run("cargo", &["fmt", "--all", "--check"], &[])?;
     codegen::run(true)?;
     tidy::run()?;
+    setup::dependencies()?;
     let highs = root().join("tests/highs.cmake").display().to_string();
     let highs = [("CMAKE_TOOLCHAIN_FILE", highs.as_str())];
     std::thread::scope(|scope| {

@@ -74,6 +74,18 @@ pub(crate) fn installed(package: &str) -> bool {
     out.is_ok_and(|out| out.status.success() && out.stdout == b"installed")
 }
 
+/// Licences, sources and versions of all dependencies by `deny.toml`. Advisories, which change by
+/// themselves, are looked at by hand.
+pub(crate) fn dependencies() -> Outcome {
+    if !starts("cargo-deny") {
+        println!(
+            "skipped: licences, sources and versions of dependencies need cargo-deny (cargo install cargo-deny --locked)"
+        );
+        return Ok(());
+    }
+    crate::run("cargo", &["deny", "--locked", "check", "licenses", "sources", "bans"], &[])
+}
+
 /// Checks the committed reference checkpoints and logits against their seeded scripts (needs
 /// numpy).
 pub(crate) fn python_checks() -> Outcome {
