@@ -5,6 +5,8 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Stdio},
     time::{Duration, Instant},
@@ -53,6 +55,12 @@ fn steps(out: &Path) -> usize {
     journals.map(|j| j.matches('\n').count()).sum()
 }
 
+/// The next random number from 0 to 1.
+fn share(random: &mut u64) -> f64 {
+    *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    f64::from(u32::try_from(*random >> 32).expect("32 bits")) / f64::from(u32::MAX)
+}
+
 /// Runs `args` (with `-o OUT` added) once whole, then killed at random moments and continued, as
 /// often as it takes to end and over again until it was killed `enough` times.
 fn survives(args: &[&str], place: &Path, seed: u64, enough: usize) {
@@ -72,9 +80,7 @@ fn survives(args: &[&str], place: &Path, seed: u64, enough: usize) {
             let mut child = command(&line).stderr(Stdio::null()).spawn().expect("the program starts");
             // Longer patience after runs that got nowhere, so that a slow machine comes to an end
             // too.
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let share = f64::from(u32::try_from(random >> 32).expect("32 bits")) / f64::from(u32::MAX);
-            let patience = took.mul_f64(0.5 * share * (1.0 + f64::from(in_vain)));
+            let patience = took.mul_f64(0.5 * share(&mut random) * (1.0 + f64::from(in_vain)));
             std::thread::sleep(patience);
             if let Some(status) = child.try_wait().expect("a child") {
                 assert!(status.success(), "{line:?}");
@@ -100,6 +106,91 @@ fn survives(args: &[&str], place: &Path, seed: u64, enough: usize) {
     eprintln!("{args:?}: {kills} kills in {rounds} runs, each of which takes {took:?}");
 }
 
+/// Every file below a directory.
+fn below(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).expect("a directory").map(|e| e.expect("an entry").path());
+    let mut all: Vec<PathBuf> =
+        entries.flat_map(|path| if path.is_dir() { below(&path) } else { vec![path] }).collect();
+    all.sort();
+    all
+}
+
+/// Runs `args` until it is killed at a random moment, changes one bit of what it left, and
+/// continues: to the bytes of one run, or it says what was changed. `times` bits, in all files in
+/// turn.
+fn notices(args: &[&str], place: &Path, seed: u64, times: usize) {
+    let whole = place.join("whole");
+    let start = Instant::now();
+    done(&[args, &["-o", text(&whole)]].concat());
+    let took = start.elapsed().max(Duration::from_millis(20));
+    let want = contents(&whole);
+    let (mut random, mut refused, mut changed) = (seed, 0, BTreeMap::<String, usize>::new());
+    while changed.values().sum::<usize>() < times {
+        let room = tempfile::tempdir_in(place).expect("a temporary directory");
+        let out = room.path().join("out");
+        let line = [args, &["-o", text(&out), "--resume"]].concat();
+        let mut child = command(&line).stderr(Stdio::null()).spawn().expect("the program starts");
+        std::thread::sleep(took.mul_f64(share(&mut random)));
+        // It may have ended.
+        let _ = child.kill();
+        child.wait().expect("it ends");
+        let left: Vec<PathBuf> =
+            below(room.path()).into_iter().filter(|f| fs::metadata(f).is_ok_and(|f| f.len() > 0)).collect();
+        if out.exists() || left.is_empty() {
+            continue;
+        }
+        let name = |path: &Path| path.file_name().expect("a file").to_string_lossy().into_owned();
+        let fewest = |path: &&PathBuf| changed.get(&name(path)).copied().unwrap_or(0);
+        let path = left.iter().min_by_key(fewest).expect("there are some");
+        let mut bytes = fs::read(path).expect("a file");
+        share(&mut random);
+        let bit = usize::try_from((random >> 16) % (8 * bytes.len() as u64)).expect("a place in it");
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        fs::write(path, bytes).expect("a writable place");
+        let (status, said) = finish(&line);
+        let what = format!("{line:?}: bit {bit} of {}", path.display());
+        if status.success() {
+            assert!(contents(&out) == want, "{what} went unseen:\n{said}");
+        } else {
+            let error = said.lines().find(|line| line.starts_with("error: ")).unwrap_or_default();
+            assert!(error.contains(".partial-"), "{what}: the error should name the place:\n{said}");
+            assert!(!out.exists(), "{what}: there is a result");
+            refused += 1;
+        }
+        *changed.entry(name(path)).or_default() += 1;
+    }
+    eprintln!("{args:?}: bits of {changed:?} changed, {refused} of them refused, the others made good");
+}
+
+#[test]
+fn bits_that_change_in_what_a_killed_run_left_change_no_result() {
+    all_notice(2);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn many_bits_that_change_in_what_killed_runs_left_change_no_result() {
+    all_notice(patience());
+}
+
+fn all_notice(times: usize) {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let (demo, stories) = (demo(), demo().join("stories.txt"));
+    let dirs = ["stats", "sequential", "learned", "tuned"].map(|name| place.path().join(name));
+    dirs.iter().for_each(|dir| fs::create_dir(dir).expect("a new directory"));
+    let [stats, sequential, learned, tuned] = &dirs;
+    let calibrate = ["calibrate", text(&demo), "--text", text(&stories), "--tokens", "2048", "--ctx", "256"];
+    notices(&calibrate, stats, 11, times);
+    let calibration = stats.join("whole");
+    let quantize = ["quantize", text(&demo), "--scheme", "nuq-3", "--calibration", text(&calibration)];
+    notices(&[&quantize[..], &["--sequential"]].concat(), sequential, 12, times);
+    let learn = ["quantize", text(&demo), "--bits", "3.1", "--palette", "nuq", "--learn", "--tokens", "512"];
+    notices(&learn, learned, 13, times);
+    let (rounded, stories) = (sequential.join("whole"), text(&stories));
+    let tune = ["tune", text(&rounded), "--baseline", text(&demo), "--text", stories, "--tokens", "600"];
+    notices(&tune, tuned, 14, times);
+}
+
 #[test]
 fn killed_calibration_and_quantization_continue_to_the_same_bytes() {
     all_survive(KILLS);
@@ -109,9 +200,13 @@ fn killed_calibration_and_quantization_continue_to_the_same_bytes() {
 /// test -p fracbit-cli --test resume -- --ignored`.
 #[test]
 #[ignore = "takes minutes"]
-#[expect(clippy::disallowed_methods, reason = "how long somebody is willing to wait")]
 fn many_kills_change_no_byte() {
-    all_survive(std::env::var("FRACBIT_KILLS").map_or(50, |kills| kills.parse().expect("a number")));
+    all_survive(patience());
+}
+
+#[expect(clippy::disallowed_methods, reason = "how long somebody is willing to wait")]
+fn patience() -> usize {
+    std::env::var("FRACBIT_KILLS").map_or(50, |kills| kills.parse().expect("a number"))
 }
 
 fn all_survive(kills: usize) {
@@ -143,9 +238,66 @@ fn all_survive(kills: usize) {
         survives(&[&quantize[..], &["--sequential"]].concat(), &last, 3, kills.div_ceil(6));
         survives(&learn, &learned, 4, kills.div_ceil(6));
     });
+    serves_again(6, kills.div_ceil(6));
     let weights = |dir: &Path| contents(&dir.join("whole"))["model.safetensors"].clone();
     assert!(weights(&last) != weights(&models), "the mode counts");
     assert!(weights(&tuned) != weights(&models), "scales were tuned");
+}
+
+/// A server that is killed while it answers has nothing to repair: it writes no files, and the next
+/// one takes its port at once and answers alike.
+fn serves_again(seed: u64, enough: usize) {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let model = place.path().join("model");
+    fs::create_dir(&model).expect("a new directory");
+    for (name, bytes) in contents(&demo()) {
+        fs::write(model.join(name), bytes).expect("a writable place");
+    }
+    let before = contents(&model);
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let address = free.expect("a free port").to_string();
+    let port = address.rsplit(':').next().expect("a port");
+    let begin = || {
+        let mut serving = command(&["serve", text(&model), "--port", port]);
+        let mut serving =
+            serving.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the program starts");
+        let mut line = String::new();
+        BufReader::new(serving.stdout.take().expect("piped")).read_line(&mut line).expect("UTF-8");
+        assert!(line.contains(&address), "it serves at {address}: {line}");
+        let mut stream = TcpStream::connect(&address).expect("a listener");
+        let body = r#"{"model": "model", "prompt": "Once upon a time", "max_tokens": 60, "seed": 4}"#;
+        write!(
+            stream,
+            "POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        )
+        .expect("a listener that reads");
+        (serving, stream)
+    };
+    let answer = || {
+        let (mut serving, mut stream) = begin();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        serving.kill().expect("it was running");
+        serving.wait().expect("it ends");
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("a body: {answer}"));
+        let body: serde_json::Value = serde_json::from_str(body).expect("JSON");
+        body["choices"][0]["text"].as_str().expect("a text").to_owned()
+    };
+    let start = Instant::now();
+    let (first, took, mut random) = (answer(), start.elapsed(), seed);
+    for _ in 0..enough {
+        let (mut serving, stream) = begin();
+        std::thread::sleep(took.mul_f64(0.5 * share(&mut random)));
+        serving.kill().expect("it was running");
+        serving.wait().expect("it ends");
+        drop(stream);
+    }
+    assert_eq!(answer(), first, "after {enough} kills");
+    assert!(contents(&model) == before, "a server writes nothing");
+    assert_eq!(fs::read_dir(place.path()).expect("a directory").count(), 1, "nothing lies beside the model");
+    eprintln!("serve: {enough} kills, each within {took:?}");
 }
 
 /// Ctrl-C says how to go on, in a line that a shell takes.

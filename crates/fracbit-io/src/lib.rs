@@ -21,7 +21,7 @@ pub mod tokenizer;
 pub mod verify;
 pub mod writer;
 
-pub use atomic::write_atomic;
+pub use atomic::{keep, kept, write_atomic};
 pub use chat::{ChatTemplate, Message, RenderOptions};
 pub use checkpoint::{Checkpoint, EmbeddingNames, OpenOptions, TensorView, Verified};
 pub use claim::Claim;

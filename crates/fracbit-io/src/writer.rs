@@ -55,8 +55,8 @@ struct PlannedShard {
 pub(crate) struct Mark {
     /// Tensors of the list that are complete.
     pub(crate) tensors: usize,
-    /// Digest of the file that was being written, or was finished last, up to there; empty before
-    /// the first.
+    /// Digest of the file up to there; of several that of all their digests, one behind the other;
+    /// empty before the first.
     pub(crate) blake3: String,
 }
 
@@ -250,12 +250,12 @@ impl<'a> ShardWriter<'a> {
             return Ok(());
         }
         let tensors = self.shards[..self.at.0].iter().map(|s| s.tensors.len()).sum::<usize>() + self.at.1;
-        let blake3 = match (&mut self.file, self.at.0.checked_sub(1)) {
-            (Some(file), _) => file.sync()?,
-            (None, Some(last)) => self.out.file_digest(&self.shards[last].file),
-            (None, None) => String::new(),
-        };
-        self.out.record(step, Mark { tensors, blake3 })
+        let finished = self.shards[..self.at.0].iter().map(|shard| self.out.file_digest(&shard.file));
+        let mut digests: Vec<String> = finished.collect();
+        if let Some(file) = &mut self.file {
+            digests.push(file.sync()?);
+        }
+        self.out.record(step, Mark { tensors, blake3: joined(&digests) })
     }
 
     /// Takes over the tensors up to the last checkpoint of the run that this one continues, whose
@@ -267,7 +267,7 @@ impl<'a> ShardWriter<'a> {
     pub fn resume(&mut self) -> Result<Vec<Value>, Error> {
         let (steps, mark) = self.out.steps();
         let mut left = mark.tensors;
-        let mut digest = String::new();
+        let mut digests = Vec::new();
         while left > 0 && self.at.0 < self.shards.len() {
             let shard = &self.shards[self.at.0];
             let count = left.min(shard.tensors.len());
@@ -289,7 +289,7 @@ impl<'a> ShardWriter<'a> {
                 self.out.tensors.insert(spec.name.clone(), record);
             }
             file.cut()?;
-            digest = file.sync()?;
+            digests.push(file.sync()?);
             if all {
                 let record = file.finish()?;
                 self.out.record_file(shard.file.clone(), record);
@@ -300,7 +300,7 @@ impl<'a> ShardWriter<'a> {
             }
             left -= count;
         }
-        if left > 0 || digest != mark.blake3 { Err(self.changed()) } else { Ok(steps) }
+        if left > 0 || joined(&digests) != mark.blake3 { Err(self.changed()) } else { Ok(steps) }
     }
 
     fn changed(&self) -> Error {
@@ -346,6 +346,15 @@ impl<'a> ShardWriter<'a> {
 
     fn error(&mut self, tensor: &str, rule: String) -> Error {
         Error::Tensor { path: self.out.final_path().to_owned(), tensor: tensor.to_owned(), rule }
+    }
+}
+
+/// One digest of several files by theirs.
+fn joined(digests: &[String]) -> String {
+    match digests {
+        [] => String::new(),
+        [only] => only.clone(),
+        several => blake3::hash(several.concat().as_bytes()).to_hex().to_string(),
     }
 }
 

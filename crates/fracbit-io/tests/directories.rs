@@ -545,25 +545,47 @@ fn an_interrupted_directory_is_continued_to_the_same_bytes() {
     }
 }
 
+/// In the shard that is being written and in those that are finished.
 #[test]
 fn a_changed_leftover_is_refused() {
     let tmp = tempfile::tempdir().unwrap();
-    let path = tmp.path().join("m");
-    resumable_run(&path, u64::MAX, false, 2);
-    let shard = leftovers(&path)[0].path.join("data/model.safetensors");
-    let mut bytes = fs::read(&shard).unwrap();
-    let at = bytes.len() - tensors()[2].1.len() / 2 - 1;
-    bytes[at] ^= 1;
-    fs::write(&shard, &bytes).unwrap();
-    let Resumable::Continued(mut dir) = OutputDir::resumable(&path, Overwrite::No, "key", true).unwrap()
-    else {
-        panic!("ours")
-    };
-    let specs = tensors().into_iter().map(|(s, _)| s).collect();
-    let metadata = [("format".to_owned(), "pt".to_owned())].into();
-    let mut writer = ShardWriter::new(&mut dir, specs, u64::MAX, &metadata).unwrap();
-    let error = writer.resume().unwrap_err().to_string();
-    assert!(error.contains("changed or damaged"), "{error}");
+    for max_shard in [u64::MAX, 150, 1] {
+        let path = tmp.path().join(format!("m{max_shard}"));
+        let stop = tensors().len() - 1;
+        resumable_run(&path, max_shard, false, stop);
+        let left = leftovers(&path).remove(0).path;
+        let data = left.join("data");
+        let resume = || {
+            let Resumable::Continued(mut dir) =
+                OutputDir::resumable(&path, Overwrite::No, "key", true).unwrap()
+            else {
+                panic!("ours")
+            };
+            let specs = tensors().into_iter().map(|(s, _)| s).collect();
+            let metadata = [("format".to_owned(), "pt".to_owned())].into();
+            ShardWriter::new(&mut dir, specs, max_shard, &metadata).unwrap().resume()
+        };
+        assert_eq!(resume().unwrap().len(), stop);
+        let all = contents(&data);
+        let last = all.keys().next_back().cloned();
+        for (name, bytes) in all {
+            let mut refused = Vec::new();
+            for bit in (0..8 * bytes.len()).step_by(13) {
+                let mut damaged = bytes.clone();
+                damaged[bit / 8] ^= 1 << (bit % 8);
+                fs::write(data.join(&name), damaged).unwrap();
+                refused.push(match resume() {
+                    Ok(steps) => steps.len() != stop,
+                    Err(e) => e.to_string().contains("changed or damaged"),
+                });
+            }
+            // A shard that was begun behind the last step is written anew.
+            let anew = Some(&name) == last.as_ref() && !refused.contains(&true);
+            assert!(anew || !refused.contains(&false), "{name}, {max_shard}: {refused:?}");
+            fs::write(data.join(&name), bytes).unwrap();
+        }
+        assert_eq!(resume().unwrap().len(), stop);
+    }
 }
 
 /// What nothing needs is no reason to refuse what is there.

@@ -212,10 +212,10 @@ pub fn sensitivities(
     let text = calibration.map(|c| Text::of(c, protocol.tokens, bos)).transpose()?;
     let tokens = text.as_ref().map_or(protocol.tokens, |text| text.sequences.tokens());
     progress.note(&format!("sensitivities: quick measurement on {tokens} tokens"));
-    let done = kept.and_then(|path| Sensitivities::read(path).ok());
+    let done = kept.and_then(Sensitivities::kept);
     let mut keep = |so_far: &Sensitivities| {
         // Only time is lost where this fails.
-        let _ = kept.map(|path| so_far.save(path));
+        let _ = kept.map(|path| so_far.keep(path));
         Ok(())
     };
     sensitivity::measure_on(weights, content_hash, protocol, text.as_ref(), done, progress, &mut keep)

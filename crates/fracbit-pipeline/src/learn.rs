@@ -196,10 +196,10 @@ pub fn losses(
         calibration: Some(Arc::clone(calibration)),
         rounders: rounders.clone(),
     };
-    let done = Sensitivities::read(&kept).ok();
+    let done = Sensitivities::kept(&kept);
     let mut keep = |so_far: &Sensitivities| {
         // Only time is lost where it cannot be kept.
-        let _ = so_far.save(&kept);
+        let _ = so_far.keep(&kept);
         Ok(())
     };
     let hash = &calibration.info.source_hash;

@@ -18,8 +18,8 @@ use crate::{
 use fracbit_base::Bytes;
 use fracbit_format::PlaneName;
 use fracbit_io::{
-    MAX_SHARD, Manifest, OutputDir, Overwrite, Resumable, ShardWriter, TensorSpec, checkpoint::INDEX,
-    manifest::MANIFEST, write_atomic,
+    MAX_SHARD, Manifest, OutputDir, Overwrite, Resumable, ShardWriter, TensorSpec, checkpoint::INDEX, keep,
+    manifest::MANIFEST,
 };
 use fracbit_load::{Error, Opened, Progress, directory::plane_name, kernels, reader::Reader, require_memory};
 use fracbit_model::{
@@ -177,7 +177,7 @@ pub fn quantize_and_tune(
             Resumable::New(inner) | Resumable::Continued(inner) => {
                 dir.keep();
                 let report = quantize_in(inner, &source, inventory, plan, options, progress)?;
-                let written = write_atomic(&kept, json!(report).to_string().as_bytes());
+                let written = keep(&kept, json!(report).to_string().as_bytes());
                 written.map_err(|source| fracbit_io::Error::Io {
                     op: "writing",
                     path: kept.clone(),
@@ -203,7 +203,7 @@ const REPORT: &str = "rounded.json";
 
 /// The report of a finished rounding.
 fn read_report(kept: &Path) -> Option<QuantizeReport> {
-    serde_json::from_slice(&fs::read(kept).ok()?).ok()
+    serde_json::from_slice(&fracbit_io::kept(kept)?).ok()
 }
 
 /// The manifest of a model that was quantized from `original`.
@@ -329,12 +329,12 @@ impl Tuning {
             best: self.best.as_ref().map(|b| b.iter().map(|(id, v)| (id.to_string(), bits(v))).collect()),
         };
         // Only time is lost where it cannot be kept.
-        let _ = write_atomic(path, json!(kept).to_string().as_bytes());
+        let _ = keep(path, json!(kept).to_string().as_bytes());
     }
 
     /// What [`Tuning::save`] kept for the rows of `fresh`; `None` when there is nothing that fits.
     fn read(path: &Path, fresh: &Self) -> Option<Self> {
-        let kept: Kept = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+        let kept: Kept = serde_json::from_slice(&fracbit_io::kept(path)?).ok()?;
         let floats = |v: &[u32]| v.iter().map(|&b| f32::from_bits(b)).collect::<Vec<_>>();
         let part = |at: usize| -> Option<RowLogs> {
             kept.logs.iter().map(|(id, parts)| Some((id.parse().ok()?, floats(&parts[at])))).collect()
@@ -579,17 +579,23 @@ mod tests {
         let read = Tuning::read(&kept, &fresh).unwrap();
         assert_eq!(read, half);
         assert_eq!(some_steps(read, 4), some_steps(half, 4));
-        let end = some_steps(fresh, 400);
+        let end = some_steps(fresh.clone(), 400);
         for (i, t) in end.logs[&LinearId::Embed].iter().enumerate() {
             assert!((t - i as f32).abs() < 0.05, "{end:?}");
         }
         // Another model's, or a damaged one.
         let other = Tuning { logs: logs(&[0.0; 4]), ..Tuning::default() };
         assert_eq!(Tuning::read(&kept, &other), None);
-        let text = fs::read_to_string(&kept).unwrap();
-        for cut in [0, 1, text.len() / 2, text.len() - 1] {
-            fs::write(&kept, &text[..cut]).unwrap();
-            assert_eq!(Tuning::read(&kept, &other), None);
+        let whole = fs::read(&kept).unwrap();
+        for cut in [0, 1, whole.len() / 2, whole.len() - 1] {
+            fs::write(&kept, &whole[..cut]).unwrap();
+            assert_eq!(Tuning::read(&kept, &fresh), None);
+        }
+        for bit in 0..8 * whole.len() {
+            let mut damaged = whole.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            fs::write(&kept, damaged).unwrap();
+            assert_eq!(Tuning::read(&kept, &fresh), None, "bit {bit}");
         }
     }
 

@@ -217,11 +217,15 @@ impl Sensitivities {
     /// When the file cannot be read or is no such document.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let bad = |rule: String| Error::Sensitivity { origin: path.display().to_string(), rule };
-        let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
-        let mut document: Value = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
+        let text = std::fs::read(path).map_err(|e| bad(e.to_string()))?;
+        Self::parse(&text).map_err(|e| bad(e.to_string()))
+    }
+
+    fn parse(text: &[u8]) -> serde_json::Result<Self> {
+        let mut document: Value = serde_json::from_slice(text)?;
         let names = document.get("layers").and_then(Value::as_object).cloned().unwrap_or_default();
         bands::spread(&mut document, names.keys().map(String::as_str));
-        serde_json::from_value(document).map_err(|e| bad(e.to_string()))
+        serde_json::from_value(document)
     }
 
     /// Writes the document. `path` always holds either the old or the new one, whole.
@@ -231,6 +235,20 @@ impl Sensitivities {
     pub fn save(&self, path: &Path) -> std::io::Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
         fracbit_io::write_atomic(path, text.as_bytes())
+    }
+
+    /// Keeps the document for a run that continues this one, see [`fracbit_io::keep`].
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn keep(&self, path: &Path) -> std::io::Result<()> {
+        fracbit_io::keep(path, &serde_json::to_vec(self)?)
+    }
+
+    /// What [`Sensitivities::keep`] kept; `None` when there is nothing whole.
+    #[must_use]
+    pub fn kept(path: &Path) -> Option<Self> {
+        Self::parse(&fracbit_io::kept(path)?).ok()
     }
 
     /// A measurement that begins, with what an interrupted one of the same kind has.

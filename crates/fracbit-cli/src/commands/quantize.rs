@@ -22,7 +22,6 @@ use fracbit_io::{OutputDir, Overwrite};
 use fracbit_model::{RotationMode, WeightSource};
 use serde_json::json;
 use std::{
-    fs,
     io::Write,
     path::{Path, PathBuf},
     sync::Arc,
@@ -475,12 +474,12 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
         Some(dir) => {
             // An interrupted run with `--time` goes on as it began.
             let kept = dir.scratch("work.json");
-            let found = fs::read(&kept).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+            let found = fracbit_io::kept(&kept).and_then(|bytes| serde_json::from_slice(&bytes).ok());
             match found {
                 Some(work) => work,
                 None => {
                     let work = args.work(&recipe, &source, text.as_ref(), &rounders, context)?;
-                    fracbit_io::write_atomic(&kept, json!(work).to_string().as_bytes())
+                    fracbit_io::keep(&kept, json!(work).to_string().as_bytes())
                         .map_err(|e| Failure::writing(&kept, e))?;
                     work
                 }

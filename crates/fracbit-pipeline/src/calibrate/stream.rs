@@ -1,6 +1,7 @@
-//! Hidden states of a text on their way through a model, in a scratch file between blocks.
+//! Hidden states of a text on their way through a model, in a scratch file between blocks: of each
+//! sequence its numbers and their digest.
 
-use fracbit_io::output::write_error;
+use fracbit_io::{keep, kept, output::write_error};
 use fracbit_load::{Error, Progress};
 use fracbit_model::{Block, State, StateOptions, WeightSource};
 use std::{
@@ -71,29 +72,26 @@ impl Sequences {
         self.iter().map(|s| u32::try_from(s.len()).expect("a context fits 32 bits")).collect()
     }
 
-    /// Keeps sequences for a continued run: a count, the lengths, the tokens, a digest.
+    /// Keeps sequences for a continued run: a count, the lengths, the tokens.
     pub(crate) fn save(&self, path: &Path) -> Result<(), Error> {
         let count = u32::try_from(self.len()).expect("a text has fewer than 2^32 sequences");
         let words = [vec![count], self.lengths(), self.all()].concat();
-        let mut bytes: Vec<u8> = words.iter().flat_map(|v| v.to_le_bytes()).collect();
-        bytes.extend_from_slice(blake3::hash(&bytes).as_bytes());
-        let written = File::create(path).and_then(|mut f| f.write_all(&bytes).and_then(|()| f.sync_all()));
-        Ok(written.map_err(|e| write_error(e, "writing", path, bytes.len() as u64))?)
+        let bytes: Vec<u8> = words.iter().flat_map(|v| v.to_le_bytes()).collect();
+        Ok(keep(path, &bytes).map_err(|e| write_error(e, "writing", path, bytes.len() as u64))?)
     }
 
     /// What [`Sequences::save`] kept; `None` when there is nothing whole.
     pub(crate) fn read(path: &Path) -> Option<Self> {
-        let bytes = std::fs::read(path).ok()?;
-        let (bytes, digest) = bytes.split_last_chunk::<32>()?;
-        if blake3::hash(bytes).as_bytes() != digest {
-            return None;
-        }
+        let bytes = kept(path)?;
         let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
         let (&count, rest) = words.split_first()?;
         let (lengths, tokens) = rest.split_at_checked(count as usize)?;
         Self::cut(tokens, lengths)
     }
 }
+
+/// Bytes of a digest.
+const SUM: usize = blake3::OUT_LEN;
 
 /// The hidden states that enter block `at`.
 pub(crate) struct Stream<'a> {
@@ -133,14 +131,15 @@ impl<'a> Stream<'a> {
         self.dir.join(format!("{}-{at}", self.name))
     }
 
-    /// Whether the hidden states before block `at` are there.
+    /// Whether the hidden states before block `at` are there, as they were written.
     pub(crate) fn is_kept(&self) -> bool {
-        std::fs::metadata(self.file(self.at)).is_ok_and(|file| file.len() == self.bytes())
+        let size = std::fs::metadata(self.file(self.at)).map(|file| file.len());
+        size.is_ok_and(|size| size == self.bytes()) && self.each(|_| Ok(())).is_ok()
     }
 
     /// Bytes of the hidden states before one block.
     pub(crate) fn bytes(&self) -> u64 {
-        4 * (self.sequences.tokens() * self.width) as u64
+        (4 * self.sequences.tokens() * self.width + SUM * self.sequences.len()) as u64
     }
 
     /// Runs every sequence through `block`, which must be block `at`, and writes what leaves it
@@ -232,9 +231,16 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn next(&mut self) -> Result<Vec<f32>, Error> {
         let tokens = self.lengths.next().map_or(0, Vec::len);
-        let mut bytes = vec![0; 4 * tokens * self.width];
+        let mut bytes = vec![0; 4 * tokens * self.width + SUM];
         let read = self.file.read_exact(&mut bytes);
         read.map_err(|source| fracbit_io::Error::Io { op: "reading", path: self.path.clone(), source })?;
+        let sum = bytes.split_off(bytes.len() - SUM);
+        if blake3::hash(&bytes).as_bytes()[..] != sum {
+            let rule = "should hold what was written to it, it was changed or damaged: delete the directory \
+                        and start over"
+                .to_owned();
+            return Err(fracbit_io::Error::Output { path: self.path.clone(), rule }.into());
+        }
         Ok(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
     }
 }
@@ -254,8 +260,10 @@ impl Writer {
         }
     }
 
+    /// Writes the numbers of the next sequence.
     pub(crate) fn write(&mut self, values: &[f32]) -> Result<(), Error> {
-        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let mut bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        bytes.extend_from_slice(blake3::hash(&bytes).as_bytes());
         self.file.write_all(&bytes).map_err(|e| write_error(e, "writing", &self.path, self.left))?;
         self.left = self.left.saturating_sub(bytes.len() as u64);
         Ok(())
