@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use crate::config::ModelConfig;
 use crate::convert::{first_non_finite, to_f32_into};
@@ -191,6 +192,8 @@ pub struct Checkpoint {
     unread: BTreeMap<String, String>,
     notes: Vec<String>,
     manifest: Option<Manifest>,
+    /// Set when whole files were compared with the manifest.
+    verified: OnceLock<()>,
 }
 
 impl Checkpoint {
@@ -221,6 +224,7 @@ impl Checkpoint {
             unread: BTreeMap::new(),
             notes: Vec::new(),
             manifest: None,
+            verified: OnceLock::new(),
         };
         if !meta.is_dir() {
             ckpt.dir = path.parent().map_or_else(PathBuf::new, Path::to_owned);
@@ -603,6 +607,38 @@ impl Checkpoint {
             want: want.blake3.clone(),
             got,
         })
+    }
+
+    /// [`Checkpoint::verify_tensor`] of all that are stored.
+    ///
+    /// # Errors
+    /// As there; of several the first by name.
+    pub fn verify_tensors(&self) -> Result<Verified, Error> {
+        let Some(manifest) = &self.manifest else { return Ok(Verified::NoManifest) };
+        manifest.tensors.keys().try_for_each(|name| self.verify_tensor(name).map(drop))?;
+        Ok(Verified::Yes)
+    }
+
+    /// Recomputes the checksums of all shards, the first time it is called; for models whose
+    /// tensors are read where they lie, a row at a time.
+    ///
+    /// # Errors
+    /// [`Error::Checksum`] when a stored byte changed.
+    pub fn verify_shards(&self) -> Result<Verified, Error> {
+        let Some(manifest) = &self.manifest else { return Ok(Verified::NoManifest) };
+        if self.verified.get().is_none() {
+            for Shard { name, path, bytes, .. } in &self.shards {
+                // `check_opened` made sure that every shard is listed.
+                let want = manifest.files.get(name).map_or("", |file| &file.blake3);
+                let got = crate::manifest::hash(bytes);
+                if got != want {
+                    let (path, want) = (path.clone(), want.to_owned());
+                    return Err(Error::Checksum { path, tensor: None, want, got });
+                }
+            }
+            self.verified.get_or_init(|| ());
+        }
+        Ok(Verified::Yes)
     }
 
     /// A digest of the model's numbers: blake3 over every tensor's name, dtype, shape, bytes and

@@ -108,13 +108,43 @@ impl Manifest {
     /// Digest of the canonical JSON without the `blake3` field.
     #[must_use]
     pub fn digest(&self) -> String {
-        let mut v = serde_json::to_value(self).expect("maps with string keys always serialize");
-        if let Some(map) = v.as_object_mut() {
-            map.remove("blake3");
+        hash(self.canonical().as_bytes())
+    }
+
+    /// The canonical JSON without the `blake3` field. Every loading needs it, so records are
+    /// written from sorted copies of theirs and not by way of a tree of values.
+    fn canonical(&self) -> String {
+        #[derive(Serialize)]
+        struct File<'a> {
+            blake3: &'a str,
+            bytes: u64,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            header_blake3: Option<&'a str>,
         }
-        let mut text = String::new();
-        canonical(&v, &mut text);
-        hash(text.as_bytes())
+        #[derive(Serialize)]
+        struct Tensor<'a> {
+            blake3: &'a str,
+            bytes: u64,
+            dtype: Dtype,
+            file: &'a str,
+            shape: &'a [usize],
+        }
+        let files = self.files.iter().map(|(name, of)| {
+            let header_blake3 = of.header_blake3.as_deref();
+            (name.as_str(), File { blake3: &of.blake3, bytes: of.bytes, header_blake3 })
+        });
+        let tensors = self.tensors.iter().map(|(name, of)| {
+            let TensorRecord { file, dtype, shape, bytes, blake3 } = of;
+            (name.as_str(), Tensor { blake3, bytes: *bytes, dtype: *dtype, file, shape })
+        });
+        let text = |json: serde_json::Result<String>| json.expect("maps with string keys always serialize");
+        let files = text(serde_json::to_string(&files.collect::<BTreeMap<_, _>>()));
+        let tensors = text(serde_json::to_string(&tensors.collect::<BTreeMap<_, _>>()));
+        let (version, mut provenance) = (self.format_version, String::new());
+        canonical(&self.provenance, &mut provenance);
+        format!(
+            "{{\"files\":{files},\"format_version\":{version},\"provenance\":{provenance},\"tensors\":{tensors}}}"
+        )
     }
 
     /// Reads and checks `manifest.json` of a directory.
@@ -139,9 +169,13 @@ impl Manifest {
             detail: e.to_string(),
         };
         let bad = |rule: String| Error::Manifest { path: path.to_owned(), rule };
-        let value: Value = serde_json::from_slice(bytes).map_err(json)?;
         // The version first: a later format may have other fields.
-        let version = value.get("format_version").and_then(Value::as_u64);
+        #[derive(Deserialize)]
+        struct Version {
+            format_version: Option<Value>,
+        }
+        let version: Version = serde_json::from_slice(bytes).map_err(json)?;
+        let version = version.format_version.as_ref().and_then(Value::as_u64);
         if version != Some(u64::from(FORMAT_VERSION)) {
             let got = version.map_or_else(|| "none".to_owned(), |v| v.to_string());
             return Err(bad(format!("format_version should be {FORMAT_VERSION}, got {got}")));
@@ -286,6 +320,34 @@ mod tests {
         let mut s = String::new();
         canonical(&json!({"b": [1, 2.5, null], "a": {"z": "é\"\n", "y": true}}), &mut s);
         assert_eq!(s, r#"{"a":{"y":true,"z":"é\"\n"},"b":[1,2.5,null]}"#);
+    }
+
+    #[test]
+    fn the_digest_is_of_the_canonical_document() {
+        let file = |header: Option<&str>| FileRecord {
+            bytes: 3,
+            blake3: hash(b"abc"),
+            header_blake3: header.map(str::to_owned),
+        };
+        let tensor = |shape: Vec<usize>| TensorRecord {
+            file: "a.safetensors".to_owned(),
+            dtype: Dtype::Bf16,
+            bytes: 1 << 40,
+            blake3: hash(b"w"),
+            shape,
+        };
+        let files = [("a.safetensors", file(Some("12"))), ("\"é\n\".json", file(None))];
+        let tensors = [("b.w", tensor(vec![2, 3])), ("a\\", tensor(vec![]))];
+        let m = Manifest::new(
+            files.map(|(name, of)| (name.to_owned(), of)).into(),
+            tensors.map(|(name, of)| (name.to_owned(), of)).into(),
+            json!({"seed": 7, "list": [1, {"z": -2.5, "a": null}]}),
+        );
+        let mut tree = serde_json::to_value(&m).unwrap();
+        tree.as_object_mut().unwrap().remove("blake3");
+        let mut text = String::new();
+        canonical(&tree, &mut text);
+        assert_eq!(m.canonical(), text);
     }
 
     #[test]

@@ -118,16 +118,19 @@ impl Opened {
         notes
     }
 
-    /// The weights of an unquantized checkpoint, rotated.
+    /// The weights of an unquantized checkpoint, rotated. Where it has a manifest, all checksums
+    /// are compared first.
     ///
     /// # Errors
-    /// When the directory is quantized already, or a tensor is missing or has the wrong shape.
+    /// When the directory is quantized already, or a tensor is missing, damaged or has the wrong
+    /// shape.
     pub fn source(&self, rotation: RotationMode, seed: u64) -> Result<WeightSource, Error> {
         if self.quantization.is_some() {
             let path = self.checkpoint.dir().to_path_buf();
             let rule = "the model is quantized already: start from the original checkpoint".to_owned();
             return Err(Error::QuantizationConfig { path, rule });
         }
+        self.checkpoint.verify_shards()?;
         Ok(WeightSource::new(Arc::clone(&self.checkpoint), self.config.clone(), rotation, seed)?)
     }
 
@@ -169,14 +172,22 @@ impl Opened {
     /// # Errors
     /// When a tensor is missing, damaged, or does not fit its scheme.
     pub fn model(&self, kernels: &Kernels, verify: bool) -> Result<Model, Error> {
-        match &self.quantization {
-            None => Ok(Model::from_source(&self.source(RotationMode::None, 0)?)?.with_kernels(kernels)),
-            Some(block) => self.quantized(block, kernels, verify),
-        }
+        let Some(block) = &self.quantization else {
+            return Ok(Model::from_source(&self.source(RotationMode::None, 0)?)?.with_kernels(kernels));
+        };
+        // Beside packing, which takes whatever bytes there are. A changed one is told rather than
+        // what became of it.
+        let check = || if verify { self.checkpoint.verify_tensors().map(drop) } else { Ok(()) };
+        let (checked, model) = rayon::join(check, || self.quantized(block, kernels));
+        // Packed matrices are copies in the kernels' own memory: without this the files would count
+        // a second time.
+        self.checkpoint.release();
+        checked?;
+        model
     }
 
-    fn quantized(&self, block: &QuantizationConfig, kernels: &Kernels, verify: bool) -> Result<Model, Error> {
-        let reader = Reader { checkpoint: &self.checkpoint, verify };
+    fn quantized(&self, block: &QuantizationConfig, kernels: &Kernels) -> Result<Model, Error> {
+        let reader = Reader { checkpoint: &self.checkpoint, verify: false };
         let rotations = block.rotations(&self.config, &reader)?;
         let mut builder = ModelBuilder::new(self.config.clone(), rotations)?;
         let mut books = Books::new();
@@ -233,10 +244,6 @@ impl Opened {
             let gain = if folded { vec![1.0; width] } else { reader.f32s(&id.weight_name(), width)? };
             builder.set_floats(id, gain)?;
         }
-        let model = builder.build()?.with_kernels(kernels);
-        // Packed matrices are copies in the kernels' own memory: without this the files would count
-        // a second time.
-        self.checkpoint.release();
-        Ok(model)
+        Ok(builder.build()?.with_kernels(kernels))
     }
 }

@@ -529,13 +529,15 @@ impl Calibration {
         let text = std::fs::read_to_string(&file).map_err(|e| {
             bad(format!("should be a directory of `fracbit calibrate`: {CALIBRATION_FILE}: {e}"))
         })?;
+        // Before the document is understood: damage is told as damage.
+        let checkpoint = Checkpoint::open(path)?;
         let info: CalibrationInfo =
             serde_json::from_str(&text).map_err(|e| bad(format!("{CALIBRATION_FILE}: {e}")))?;
         if info.calibration_version != CALIBRATION_VERSION {
             let got = info.calibration_version;
             return Err(bad(format!("calibration_version should be {CALIBRATION_VERSION}, got {got}")));
         }
-        Ok(Self { info, path: path.to_owned(), checkpoint: Checkpoint::open(path)? })
+        Ok(Self { info, path: path.to_owned(), checkpoint })
     }
 
     /// Refuses the calibration of another checkpoint.
