@@ -86,8 +86,7 @@ fn a_full_disk_is_refused_with_both_numbers() {
     let place = tempfile::tempdir().expect("a temporary directory");
     let mount = place.path().join("small");
     fs::create_dir(&mount).expect("a writable place");
-    let mounted =
-        Command::new("mount").args(["-t", "tmpfs", "-o", "size=256k", "tmpfs"]).arg(&mount).output();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=32k", "tmpfs"]).arg(&mount).output();
     if !mounted.is_ok_and(|m| m.status.success()) {
         skip(
             "a full disk",
@@ -99,6 +98,6 @@ fn a_full_disk_is_refused_with_both_numbers() {
     let left = names(&mount);
     let unmounted = Command::new("umount").arg(&mount).status();
     assert!(unmounted.is_ok_and(|s| s.success()), "the small disk goes away");
-    refused_with("a disk of 256 KB", outcome, &["small", "needed", "free"]);
+    refused_with("a disk of 32 KB", outcome, &["small", "needed", "free"]);
     assert!(left.is_empty(), "nothing is left: {left:?}");
 }
