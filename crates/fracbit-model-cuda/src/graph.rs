@@ -47,8 +47,8 @@ impl<D: Device> Products<'_, '_, D> {
 }
 
 /// Builders make experts where a model has them, and nowhere else.
-fn alone() -> DeviceError {
-    DeviceError::Missing("one matrix instead of experts, or experts instead of one".to_owned())
+fn not_built() -> ! {
+    unreachable!("one matrix instead of experts, or experts instead of one")
 }
 
 impl<'d, D: Device> DeviceModel<'d, D> {
@@ -70,7 +70,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
                     let piece = m.at(bits).piece(expert);
                     piece.apply_many((x, halves), weights, y, place(at), rows, false)
                 }
-                Linear::Dense(_) => Err(alone()),
+                Linear::Dense(_) => not_built(),
                 Linear::Experts(all) => {
                     all[expert].apply_many(self.device, halves, y, place(at), rows, false)
                 }
@@ -78,7 +78,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         }
         group.parts.iter().try_for_each(|(at, linear)| match linear {
             Linear::Packed(m) => m.at(bits).piece(expert).apply_at(x, y, place(at), rows, false, &self.work),
-            Linear::Dense(_) => Err(alone()),
+            Linear::Dense(_) => not_built(),
             Linear::Experts(all) => all[expert].apply_at(self.device, x, y, place(at), rows, false),
         })
     }
@@ -157,7 +157,7 @@ impl<'d, D: Device> Group<'d, D> {
         if let Some(Dense { halves, weights }) = of.many {
             ops::halve(model.device, x, halves, (batch, self.cols()))?;
             self.parts.iter().try_for_each(|(at, linear)| match linear {
-                Linear::Experts(_) => Err(alone()),
+                Linear::Experts(_) => not_built(),
                 Linear::Packed(m) => {
                     m.at(of.bits).apply_many((x, halves), weights, to, place(at), batch, add)
                 }
@@ -165,7 +165,7 @@ impl<'d, D: Device> Group<'d, D> {
             })?;
         } else {
             self.parts.iter().try_for_each(|(at, linear)| match linear {
-                Linear::Experts(_) => Err(alone()),
+                Linear::Experts(_) => not_built(),
                 Linear::Packed(m) => m.at(of.bits).apply_at(x, to, place(at), batch, add, &model.work),
                 Linear::Dense(m) => m.apply_at(model.device, x, to, place(at), batch, add),
             })?;
