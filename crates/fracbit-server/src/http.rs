@@ -69,9 +69,9 @@ pub(crate) fn router(current: Current, origins: Vec<HeaderValue>) -> Router {
         .route("/slots", get(crate::props::slots))
         .route("/version", get(async || axum::Json(json!({ "version": env!("CARGO_PKG_VERSION") }))))
         .route_layer(middleware::from_fn_with_state(current.clone(), admit))
-        // Both say nothing but that the server is there. The page asks for the key itself.
+        // Nothing of the model or of anybody's texts. The page asks for the key itself.
         .route("/", get(crate::page::page))
-        .route("/health", get(async || axum::Json(json!({ "status": "ok" }))))
+        .route("/health", get(crate::props::health))
         .fallback(async |uri: Uri| {
             Refusal::new(404, format!("there is no `{}` here: the API is below /v1", uri.path()))
         })

@@ -148,6 +148,11 @@ impl Metrics {
         self.counts().engines.values().map(|held| held.running).sum()
     }
 
+    /// Texts that wait for a place.
+    pub(crate) fn waiting(&self) -> usize {
+        self.counts().engines.values().map(|held| held.waiting).sum()
+    }
+
     /// The model was loaded anew, or could not be.
     pub(crate) fn reloaded(&self, done: bool) {
         *self.counts().reloads.entry(done).or_default() += 1;

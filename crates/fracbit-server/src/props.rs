@@ -1,4 +1,5 @@
-//! `/props` and `/slots`: what is served and how busy it is, in the form of llama.cpp's server.
+//! `/props` and `/slots`: what is served and how busy it is, in the form of llama.cpp's server; and
+//! `/health`, for balancers.
 
 use std::sync::Arc;
 
@@ -31,6 +32,13 @@ pub(crate) async fn props(State(app): State<Arc<AppState>>) -> Response {
         "build_info": concat!("fracbit ", env!("CARGO_PKG_VERSION")),
     }))
     .into_response()
+}
+
+/// That the server is ready, and its load in texts.
+pub(crate) async fn health(State(app): State<Arc<AppState>>) -> Response {
+    let (running, waiting) = (app.metrics.running(), app.metrics.waiting());
+    let load = json!({ "status": "ok", "slots": app.slots, "running": running, "waiting": waiting });
+    axum::Json(load).into_response()
 }
 
 /// Each slot, busy or not. Texts have no slot of their own: as many are busy as texts are written.

@@ -39,6 +39,8 @@ fn who_goes_away_leaves_the_place_to_others_and_who_comes_too_late_is_told() {
     for stream in [false, true] {
         let behind = send(address, COMPLETIONS, "", &endless_text(stream));
         until(address, "fracbit_texts_waiting", 1.0);
+        let health = ask(address, "GET /health", "", &Value::Null).json();
+        assert_eq!(health, json!({ "status": "ok", "slots": 1, "running": 1, "waiting": 1 }));
         let refused = receive(send(address, COMPLETIONS, "", &endless_text(stream)));
         assert_eq!(refused.status, 503);
         assert!(refused.head.contains("retry-after:"), "{}", refused.head);
