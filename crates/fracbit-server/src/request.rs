@@ -298,22 +298,22 @@ impl Request {
             );
             return Err(Refusal::field("prompt", rule));
         }
-        let want = format!("a text or a list of at most {STOPS}, each of at most {STOP_BYTES} bytes");
+        let lengths = 1..=STOP_BYTES;
+        let want = format!("a text or a list of at most {STOPS}, each of 1 to {STOP_BYTES} bytes");
         let stops = match fields.take("stop", &want)? {
             None => Vec::new(),
             Some(Stop::One(stop)) => vec![stop],
             Some(Stop::Many(stops)) => stops,
         };
-        if stops.len() > STOPS || stops.iter().any(|stop| stop.len() > STOP_BYTES) {
+        if stops.len() > STOPS || !stops.iter().all(|stop| lengths.contains(&stop.len())) {
             return Err(Refusal::field("stop", format_args!("should be {want}")));
         }
         let want = format!("a list of at most {TOKENS} tokens");
         let stop_tokens = fields.within("stop_token_ids", &want, |all: &Vec<u32>| all.len() <= TOKENS)?;
         let sampling = sampling(&mut fields, defaults)?;
         let want = format!("a list of at most {STOPS} texts, each of 1 to {STOP_BYTES} bytes");
-        let fits = |all: &Vec<String>| {
-            all.len() <= STOPS && all.iter().all(|text| (1..=STOP_BYTES).contains(&text.len()))
-        };
+        let fits =
+            |all: &Vec<String>| all.len() <= STOPS && all.iter().all(|text| lengths.contains(&text.len()));
         let breakers = fields.within("dry_sequence_breakers", &want, fits)?;
         let adjustments = adjustments(&mut fields)?;
         if max_tokens.is_some_and(|most| adjustments.min_tokens > most) {

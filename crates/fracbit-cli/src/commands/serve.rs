@@ -10,7 +10,7 @@ use crate::{
     memory,
     sampling::PickArgs,
 };
-use clap::Args;
+use clap::{Args, builder::NonEmptyStringValueParser};
 use fracbit::{Opened, Progress};
 use fracbit_base::Bytes;
 use fracbit_engine::full_pages;
@@ -97,10 +97,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
     /// Name of the model in requests [default: that of its directory].
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     name: Option<String>,
     /// Another name of the model in requests; may be given several times.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     alias: Vec<String>,
     /// Texts at a time; further requests wait.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = args::count)]

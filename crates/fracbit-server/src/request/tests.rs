@@ -162,7 +162,8 @@ fn what_is_not_served_is_refused_by_name() {
     assert_eq!(message, "`top_k` should be at least 1, or 0 or -1 for all, got -2");
     let many = format!(r#"{{"prompt": "a", "stop": {:?}}}"#, vec!["x"; STOPS + 1]);
     let long = format!(r#"{{"prompt": "a", "stop": "{}"}}"#, "x".repeat(STOP_BYTES + 1));
-    for body in [many, long] {
+    let none = r#"{"prompt": "a", "stop": ["x", ""]}"#.to_owned();
+    for body in [many, long, none] {
         assert_eq!(read(false, &body).unwrap_err().field.as_deref(), Some("stop"));
     }
 }
