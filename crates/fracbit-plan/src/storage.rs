@@ -183,3 +183,40 @@ pub fn spread_group(document: &mut Value, entries: &str, of_each: bool) -> Resul
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fracbit_base::Family;
+
+    /// Equation 1 of CodeGEMM: codebooks and scales in 16 bits beside the codes. Here a matrix also
+    /// has its gain and the codebooks their step, 32 bits each.
+    #[test]
+    fn additive_codebooks_are_counted_as_in_the_paper() {
+        for (rows, cols) in [(4096, 4096), (4096, 14336), (576, 1536)] {
+            for scheme in Scheme::all() {
+                let Family::Additive(books) = scheme.family() else { continue };
+                let (m, v, b) = (books.count() as u64, books.weights() as u64, u64::from(books.bits()));
+                for (g, grouping) in [(cols, Grouping::Row), (128, Grouping::Columns(128))] {
+                    if cols % g != 0 {
+                        continue;
+                    }
+                    let bits = 16 * m * (1 << b) * v
+                        + b * m * (rows * cols) as u64 / v
+                        + 16 * (rows * (cols / g)) as u64;
+                    let stored = Storage::Packed(scheme).bytes(Shape::new(rows, cols), grouping).0;
+                    assert_eq!(
+                        8 * (stored + codebook_bytes([scheme])),
+                        bits + 64,
+                        "{scheme} {rows}x{cols} {g}"
+                    );
+                }
+            }
+        }
+        // The paper's example (v, m, b, g) = (4, 1, 8, row): 2 bits and a little.
+        let m1v4: Scheme = "aq-m1v4".parse().expect("a scheme");
+        let stored = Storage::Packed(m1v4).bytes(Shape::new(4096, 4096), Grouping::Row).0;
+        let bits = 8.0 * (stored + codebook_bytes([m1v4])) as f64 / (4096.0 * 4096.0);
+        assert!((2.0048..2.0050).contains(&bits), "{bits}");
+    }
+}
