@@ -9,9 +9,11 @@
 //
 // The keys and values of the step's own tokens come from `qkv`, never from the cache, so that blocks need not wait for each other and the
 // cache is read before `grid_wait`. Shares depend on the position alone and are added in their order: the same bits at every run.
+//
+// Caches of fewer bits (kv_codes.cuh) go the same way. Their keys meet queries of 15 bits, two bytes, in products of bytes, so that codes
+// of 8 bits are operands as they are. Values are turned into halves, and their scales into the weights.
 #pragma once
-#include "device.cuh"
-#include "model.cuh"
+#include "kv_codes.cuh"
 
 struct AttendFewArgs {
     const Step* step;         // not written by the kernels before this one in its graph
@@ -36,8 +38,19 @@ struct AttendFewArgs {
 constexpr uint32_t FEW_WARPS = 8, FEW_CHUNK = 16;
 constexpr float FEW_LEAST = -1e30f;  // below every score, and finite: differences of it are numbers
 
+/// The same with a cache of codes.
+struct AttendCodesArgs : AttendFewArgs {
+    HeadTurn turn;
+};
+
+/// A cache of half precision.
+struct Halves {
+    static constexpr bool CODES = false;
+    typedef AttendFewArgs Args;
+};
+
 /// Shared memory of a block for heads of up to 64 N dimensions and 8 T queries.
-template <int N, int T> struct FewRoom {
+template <int N, int T, class Kv> struct FewRoom {
     static constexpr uint32_t D = 64 * N, Q = 8 * T;
     // Of each two dimensions of a query the upper halves, then the lower ones; neighbouring rows in different banks.
     static constexpr uint32_t QUERY = 4 * D + 16;
@@ -49,9 +62,29 @@ template <int N, int T> struct FewRoom {
     static constexpr uint32_t SUM = 4 * Q * D;
     static constexpr uint32_t END = SUMS + FEW_WARPS * SUM;
 };
+template <int N, int T, class K, class V> struct FewRoom<N, T, Codes<K, V>> {
+    static constexpr uint32_t D = 64 * N, Q = 8 * T;
+    // Of each four dimensions of a query the upper bytes, then the lower ones.
+    static constexpr uint32_t QUERY = 2 * D + 16;
+    static constexpr uint32_t SCALES = Q * QUERY;  // of the queries
+    // Blocks of the step's own tokens.
+    static constexpr uint32_t KEYS = SCALES + 4 * Q, VALUES = KEYS + FEW_CHUNK * (D * K::BITS / 8 + 4);
+    static constexpr uint32_t MOST = VALUES + FEW_CHUNK * (D * V::BITS / 8 + 4);  // (warps, Q), then weights
+    static constexpr uint32_t WEIGHT = MOST + 4 * FEW_WARPS * Q;
+    static constexpr uint32_t SUMS = WEIGHT + 4 * FEW_WARPS * Q;  // (warps, Q, D)
+    static constexpr uint32_t SUM = 4 * Q * D;
+    static constexpr uint32_t END = SUMS + FEW_WARPS * SUM;
+};
 
 /// 16 positions as operands: keys by 8 positions and 32 dimensions, values by 64 dimensions and a lane's four positions.
 template <int N> struct Positions { Words4 k[2][2 * N], v[N][4]; };
+
+/// The same of a cache of codes, with the scales of positions 2 (lane % 4) and the next, and of those 8 behind.
+template <int N, class Kv> struct CodePositions {
+    typename Kv::Key::Word k[2][N];
+    typename Kv::Value::Word v[N][2];
+    uint64_t key_scales[2], value_scales[2];
+};
 
 /// What a warp holds of 8 queries.
 template <int N> struct Running {
@@ -81,9 +114,58 @@ template <int N, class Load> FB_DEVICE void take_values(Positions<N>& p, uint32_
     }
 }
 
+template <int N, class Kv> struct PositionsOf { typedef CodePositions<N, Kv> Type; };
+template <int N> struct PositionsOf<N, Halves> { typedef Positions<N> Type; };
+
+/// Where a block of codes begins.
+struct CodesInCache {
+    const uint8_t* at;
+    template <class Word> FB_DEVICE Word load(uint32_t i) const { return ldc((const Word*)(at + i)); }
+};
+struct CodesInShared {
+    uint32_t at;
+    template <class Word> FB_DEVICE Word load(uint32_t i) const { return lds<Word>(at + i); }
+};
+
+/// The block that holds a row of a cache.
+template <class Form> FB_DEVICE CodesInCache codes_at(const uint16_t* cache, uint32_t d, bool value, uint32_t row) {
+    return {(const uint8_t*)cache + (size_t)(row / PAGE) * code_block<Form>(d, value, PAGE)};
+}
+
+/// Keys of 16 positions from `first` on, of a block of `room`.
+template <int N, class Kv, class From>
+FB_DEVICE void take_keys(CodePositions<N, Kv>& p, uint32_t d, const From& from, uint32_t first, uint32_t room) {
+    typedef typename Kv::Key Key;
+    const uint32_t g = thread_x() % 32 / 4, c = thread_x() % 4, row = code_row<Key>(d, false);
+    FB_UNROLL
+    for (uint32_t j = 0; j < 2; j++) {
+        FB_UNROLL
+        for (uint32_t b = 0; b < N; b++) {
+            const uint32_t i = 64 * b + 16 * c;
+            p.k[j][b] = i < d ? from.template load<typename Key::Word>((first + 8 * j + g) * row + i * Key::BITS / 8) : typename Key::Word{};
+        }
+        p.key_scales[j] = from.template load<uint64_t>(room * row + 4 * (first + 8 * j + 2 * c));
+    }
+}
+template <int N, class Kv, class From>
+FB_DEVICE void take_values(CodePositions<N, Kv>& p, uint32_t d, const From& from, uint32_t first, uint32_t room) {
+    typedef typename Kv::Value Value;
+    const uint32_t g = thread_x() % 32 / 4, c = thread_x() % 4, row = code_row<Value>(d, true);
+    FB_UNROLL
+    for (uint32_t r = 0; r < 2; r++) {
+        FB_UNROLL
+        for (uint32_t h = 0; h < N; h++) {
+            const uint32_t i = 64 * h + 8 * g;
+            p.v[h][r] = i < d ? from.template load<typename Value::Word>((first + 8 * r + 2 * c) * row + i * Value::BITS / 4) : typename Value::Word{};
+        }
+        p.value_scales[r] = from.template load<uint64_t>(room * row + 4 * (first + 8 * r + 2 * c));
+    }
+}
+FB_DEVICE float scale_of(const uint64_t (&scales)[2], uint32_t i) { return float_of((uint32_t)(scales[i / 2] >> (32 * (i % 2)))); }
+
 /// Scores of 8 queries (from tile `tile` of those in shared memory) and 16 positions: s[j][e] is position 8 j + 2 (lane % 4) + e.
 template <int N, int T> FB_DEVICE void few_scores(const Positions<N>& p, uint32_t tile, float cap, float (&s)[2][2]) {
-    using Room = FewRoom<N, T>;
+    using Room = FewRoom<N, T, Halves>;
     const uint32_t at = (8 * tile + thread_x() % 32 / 4) * Room::QUERY + 32 * (thread_x() % 4);
     float d[2][4] = {};
     FB_UNROLL
@@ -98,10 +180,34 @@ template <int N, int T> FB_DEVICE void few_scores(const Positions<N>& p, uint32_
     FB_UNROLL
     for (uint32_t j = 0; j < 2; j++) s[j][0] = capped(d[j][0] + d[j][2], cap), s[j][1] = capped(d[j][1] + d[j][3], cap);
 }
-
+template <int N, int T, class Kv> FB_DEVICE void few_scores(const CodePositions<N, Kv>& p, uint32_t tile, float cap, float (&s)[2][2]) {
+    using Room = FewRoom<N, T, Kv>;
+    const uint32_t query = 8 * tile + thread_x() % 32 / 4, at = query * Room::QUERY + 32 * (thread_x() % 4);
+    int32_t d[2][4] = {};
+    FB_UNROLL
+    for (uint32_t b = 0; b < N; b++) {
+        uint32_t k[2][4];
+        FB_UNROLL
+        for (uint32_t j = 0; j < 2; j++) Kv::Key::keys(p.k[j][b], k[j]);
+        FB_UNROLL
+        for (uint32_t i = 0; i < 2; i++) {
+            const Words4 q = lds<Words4>(at + 128 * b + 16 * i);
+            FB_UNROLL
+            for (uint32_t j = 0; j < 2; j++) mma8(d[j], q.w[0], q.w[1], q.w[2], q.w[3], k[j][2 * i], k[j][2 * i + 1]);
+        }
+    }
+    const float scale = lds<float>(Room::SCALES + 4 * query);
+    FB_UNROLL
+    for (uint32_t i = 0; i < 4; i++) {
+        const int32_t(&both)[4] = d[i / 2];  // below 2^30 in magnitude
+        s[i / 2][i % 2] = capped((float)(QUERY_LOW * both[i % 2] + both[2 + i % 2]) * (scale * scale_of(p.key_scales, i)), cap);
+    }
+}
 
 /// Turns scores of positions first + 0..16 into weights, packed as the right operand of the values; only low <= position < high count.
-template <int N> FB_DEVICE void few_weights(Running<N>& q, float (&s)[2][2], uint32_t first, uint32_t low, uint32_t high, uint32_t (&b)[2]) {
+/// Operands are what `scaled` makes of the weights of the lane's four positions.
+template <int N, class Scaled>
+FB_DEVICE void few_weights(Running<N>& q, float (&s)[2][2], uint32_t first, uint32_t low, uint32_t high, const Scaled& scaled, uint32_t (&b)[2]) {
     const uint32_t c = thread_x() % 4;
     float top = FEW_LEAST;
     FB_UNROLL
@@ -120,7 +226,7 @@ template <int N> FB_DEVICE void few_weights(Running<N>& q, float (&s)[2][2], uin
     for (uint32_t j = 0; j < 2; j++) {
         const float v = fast_exp(s[j][0] - higher), w = fast_exp(s[j][1] - higher);
         q.weight += v + w;
-        b[j] = low_high(to_half(v), to_half(w));
+        b[j] = low_high(to_half(scaled(2 * j, v)), to_half(scaled(2 * j + 1, w)));
     }
     const float even = float_of(shfl(bits_of(old), 8 * c)), odd = float_of(shfl(bits_of(old), 8 * c + 4));
     FB_UNROLL
@@ -141,9 +247,40 @@ template <int N> FB_DEVICE void few_values(Running<N>& q, const Positions<N>& p,
     }
 }
 
+/// Takes positions first + 0..16 with their scores; `low` and `high` bound those that count, by tile of queries.
+template <int N, int T, class Low, class High>
+FB_DEVICE void few_take(Running<N> (&q)[T], const Positions<N>& p, float (&s)[T][2][2], uint32_t first, const Low& low, const High& high) {
+    FB_UNROLL
+    for (uint32_t t = 0; t < T; t++) {
+        uint32_t b[2];
+        few_weights(q[t], s[t], first, low(t), high(t), [](uint32_t, float weight) { return weight; }, b);
+        few_values(q[t], p, b);
+    }
+}
+template <int N, int T, class Kv, class Low, class High>
+FB_DEVICE void few_take(Running<N> (&q)[T], const CodePositions<N, Kv>& p, float (&s)[T][2][2], uint32_t first, const Low& low, const High& high) {
+    // Values are 128ths: so weights times scales are as large as those of a cache in half precision. A position that does not count may
+    // have any scale, also one that is no number.
+    const auto scaled = [&](uint32_t i, float weight) { return weight > 0.f ? weight * (128.f * scale_of(p.value_scales, i)) : 0.f; };
+    uint32_t b[T][2];
+    FB_UNROLL
+    for (uint32_t t = 0; t < T; t++) few_weights(q[t], s[t], first, low(t), high(t), scaled, b[t]);
+    FB_UNROLL
+    for (uint32_t h = 0; h < N; h++) {
+        uint32_t v[2][8];
+        FB_UNROLL
+        for (uint32_t r = 0; r < 2; r++) Kv::Value::values(p.v[h][r], v[r]);
+        FB_UNROLL
+        for (uint32_t i = 0; i < 4; i++) {
+            FB_UNROLL
+            for (uint32_t t = 0; t < T; t++) mma(q[t].sum[h][i], v[0][2 * i], v[0][2 * i + 1], v[1][2 * i], v[1][2 * i + 1], b[t][0], b[t][1]);
+        }
+    }
+}
+
 /// One head of one token, by a warp: norm and rotary embedding. Lane i gets dimensions i, i + 32 and so on; `scratch` takes 64 N floats.
-template <int N>
-FB_DEVICE void few_head(const AttendFewArgs& a, const float* x, const float* norm, const float* turns, uint32_t scratch, float (&v)[2 * N]) {
+template <int N, class Args>
+FB_DEVICE void few_head(const Args& a, const float* x, const float* norm, const float* turns, uint32_t scratch, float (&v)[2 * N]) {
     const uint32_t lane = thread_x() % 32, half = a.d / 2;
     float gain[2 * N], cosine[2 * N], sine[2 * N], square = 0.f;
     FB_UNROLL
@@ -173,10 +310,34 @@ FB_DEVICE void few_head(const AttendFewArgs& a, const float* x, const float* nor
     sync_warp();
 }
 
+/// Query `i` of the block, by a warp: two bytes of each number, and a scale.
+template <class Room, int M> FB_DEVICE void few_query(uint32_t i, const float (&v)[M]) {
+    int32_t codes[M];
+    const float scale = round_ints(v, QUERY_MOST, codes);
+    FB_UNROLL
+    for (uint32_t t = 0; t < M; t++) {
+        const uint32_t at = thread_x() % 32 + 32 * t, to = i * Room::QUERY + 8 * (at / 4) + at % 4;
+        const int32_t high = (codes[t] + QUERY_LOW / 2) >> 7;
+        sts<uint8_t>(to, (uint8_t)high);
+        sts<uint8_t>(to + 4, (uint8_t)(codes[t] - QUERY_LOW * high));
+    }
+    if (thread_x() % 32 == 0) sts<float>(Room::SCALES + 4 * i, scale);
+}
+
+/// A key or a value of the step, by a warp: as position `near` of the block at `to` in shared memory and, if it is `kept`, as a row of the cache.
+template <class Form, int M>
+FB_DEVICE void few_keep(uint16_t* cache, uint32_t d, bool value, uint32_t to, uint32_t near, uint32_t row, bool kept, const float (&v)[M]) {
+    int32_t codes[M];
+    const float scale = round_as(Form{}, v, codes);
+    put_codes(Form{}, d, value, near, codes, [&](uint32_t at, uint8_t byte) { sts<uint8_t>(to + at, byte); });
+    if (thread_x() % 32 == 0) sts<float>(to + FEW_CHUNK * code_row<Form>(d, value) + 4 * near, scale);
+    if (kept) keep_codes<Form>(cache, d, value, row, codes, scale);
+}
+
 /// Joins the shares of all blocks, in the last of them to come here.
-template <int N, int T, class Place>
+template <int N, int T, class Kv, class Place>
 FB_DEVICE void few_join(uint32_t d, uint32_t shares, uint32_t queries, const float* partial, const float* summary, const Place& place) {
-    using Room = FewRoom<N, T>;
+    using Room = FewRoom<N, T, Kv>;
     const uint32_t lane = thread_x() % 32, warp = thread_x() / 32;
     // Weights of the shares of a query, (shares, Q), and behind them sums of parts of the shares, (parts, items).
     const uint32_t weights = 0, parts_at = (4 * shares * Room::Q + 15) / 16 * 16;
@@ -224,8 +385,8 @@ FB_DEVICE void few_join(uint32_t d, uint32_t shares, uint32_t queries, const flo
     }
 }
 
-template <int N, int T> FB_DEVICE void attend_few(const AttendFewArgs& a) {
-    using Room = FewRoom<N, T>;
+template <int N, int T, class Kv> FB_DEVICE void attend_few(const typename Kv::Args& a) {
+    using Room = FewRoom<N, T, Kv>;
     grid_release();
     const uint32_t lane = thread_x() % 32, warp = thread_x() / 32, g = lane / 4, c = lane % 4;
     const uint32_t kv = block_x() / a.tiles % a.kv_heads, sequence = block_x() / a.tiles / a.kv_heads;
@@ -254,10 +415,18 @@ template <int N, int T> FB_DEVICE void attend_few(const AttendFewArgs& a) {
             return ldc((const Words4*)(from + (size_t)((begins + (at < last ? at : last)) * a.d) + i));
         };
     };
-    Positions<N> p;
+    typename PositionsOf<N, Kv>::Type p;
+    const auto fetch_keys = [&] {
+        if constexpr (Kv::CODES) take_keys(p, a.d, codes_at<typename Kv::Key>(a.keys, a.d, false, begins), begins % PAGE, PAGE);
+        else take_keys(p, a.d, fetch(a.keys));
+    };
+    const auto fetch_values = [&] {
+        if constexpr (Kv::CODES) take_values(p, a.d, codes_at<typename Kv::Value>(a.values, a.d, true, begins), begins % PAGE, PAGE);
+        else take_values(p, a.d, fetch(a.values));
+    };
     if (first < end) {
-        take_keys(p, a.d, fetch(a.keys));
-        take_values(p, a.d, fetch(a.values));
+        fetch_keys();
+        fetch_values();
     }
     for (uint32_t i = thread_x(); i < Room::MOST / 16; i += threads_x()) sts<Words4>(16 * i, Words4{});
     sync_block();
@@ -276,20 +445,35 @@ template <int N, int T> FB_DEVICE void attend_few(const AttendFewArgs& a) {
                     a.turns && !value ? a.turns + (size_t)(position + row) * a.d : nullptr, scratch, v);
         const float scale = a.scale * (a.growth ? ldc(a.growth + position + row) : 1.f);
         const uint32_t here = query ? 0u : cache_row(table, a.kv_heads, kv, position + row);
-        uint16_t* cache = (value ? a.values : a.keys) + (size_t)here * a.d;
-        const uint32_t to = (value ? Room::VALUES : Room::KEYS) + row * Room::ROW;
-        FB_UNROLL
-        for (uint32_t t = 0; t < 2 * N; t++) {
-            const uint32_t at = lane + 32 * t;
-            const float scaled = query ? v[t] * scale : v[t];
-            const uint16_t high = to_half(scaled);
+        const bool kept = first_query == 0;
+        if constexpr (Kv::CODES) {
             if (query) {
-                const uint32_t word = i * Room::QUERY + 8 * (at / 2) + 2 * (at % 2);
-                sts<uint16_t>(word, high);
-                sts<uint16_t>(word + 4, to_half(scaled - from_half(high)));
+                turn_head(a.turn, a.d, scratch, v);
+                FB_UNROLL
+                for (uint32_t t = 0; t < 2 * N; t++) v[t] *= scale;
+                few_query<Room>(i, v);
+            } else if (value) {
+                few_keep<typename Kv::Value>(a.values, a.d, true, Room::VALUES, row, here, kept, v);
             } else {
-                sts<uint16_t>(to + 2 * at, high);
-                if (first_query == 0 && at < a.d) stg(cache + at, high);
+                turn_head(a.turn, a.d, scratch, v);
+                few_keep<typename Kv::Key>(a.keys, a.d, false, Room::KEYS, row, here, kept, v);
+            }
+        } else {
+            uint16_t* cache = (value ? a.values : a.keys) + (size_t)here * a.d;
+            const uint32_t to = (value ? Room::VALUES : Room::KEYS) + row * Room::ROW;
+            FB_UNROLL
+            for (uint32_t t = 0; t < 2 * N; t++) {
+                const uint32_t at = lane + 32 * t;
+                const float scaled = query ? v[t] * scale : v[t];
+                const uint16_t high = to_half(scaled);
+                if (query) {
+                    const uint32_t word = i * Room::QUERY + 8 * (at / 2) + 2 * (at % 2);
+                    sts<uint16_t>(word, high);
+                    sts<uint16_t>(word + 4, to_half(scaled - from_half(high)));
+                } else {
+                    sts<uint16_t>(to + 2 * at, high);
+                    if (kept && at < a.d) stg(cache + at, high);
+                }
             }
         }
     }
@@ -307,34 +491,30 @@ template <int N, int T> FB_DEVICE void attend_few(const AttendFewArgs& a) {
     FB_UNROLL_1
     while (first < end) {
         sync_warp();  // or the compiler keeps the queries in registers, which positions need
-        uint32_t b[T][2];
         float s[T][2][2];
         FB_UNROLL
         for (uint32_t t = 0; t < T; t++) few_scores<N, T>(p, t, a.cap, s[t]);
         first += stride, begins = row_of(first);
-        if (first < end) take_keys(p, a.d, fetch(a.keys));
-        FB_UNROLL
-        for (uint32_t t = 0; t < T; t++) {
-            few_weights(q[t], s[t], first - stride, low[t], end, b[t]);
-            few_values(q[t], p, b[t]);
-        }
-        if (first < end) take_values(p, a.d, fetch(a.values));
+        if (first < end) fetch_keys();
+        few_take(q, p, s, first - stride, [&](uint32_t t) { return low[t]; }, [&](uint32_t) { return end; });
+        if (first < end) fetch_values();
     }
     if (own && warp == chunks % FEW_WARPS) {
-        const auto near = [&](uint32_t from) {
-            return [=](uint32_t at, uint32_t i) { return lds<Words4>(from + at * Room::ROW + 2 * i); };
-        };
-        take_keys(p, a.d, near(Room::KEYS));
-        take_values(p, a.d, near(Room::VALUES));
-        FB_UNROLL
-        for (uint32_t t = 0; t < T; t++) {
-            uint32_t b[2];
-            float s[2][2];
-            few_scores<N, T>(p, t, a.cap, s);
-            const uint32_t seen = (first_query + 8 * t + g) / group + 1;
-            few_weights(q[t], s, 0, a.window > 0 && seen > a.window ? seen - a.window : 0, seen, b);
-            few_values(q[t], p, b);
+        if constexpr (Kv::CODES) {
+            take_keys(p, a.d, CodesInShared{Room::KEYS}, 0, FEW_CHUNK);
+            take_values(p, a.d, CodesInShared{Room::VALUES}, 0, FEW_CHUNK);
+        } else {
+            const auto near = [&](uint32_t from) {
+                return [=](uint32_t at, uint32_t i) { return lds<Words4>(from + at * Room::ROW + 2 * i); };
+            };
+            take_keys(p, a.d, near(Room::KEYS));
+            take_values(p, a.d, near(Room::VALUES));
         }
+        float s[T][2][2];
+        FB_UNROLL
+        for (uint32_t t = 0; t < T; t++) few_scores<N, T>(p, t, a.cap, s[t]);
+        const auto seen = [&](uint32_t t) { return (first_query + 8 * t + g) / group + 1; };
+        few_take(q, p, s, 0, [&](uint32_t t) { return a.window > 0 && seen(t) > a.window ? seen(t) - a.window : 0; }, seen);
     }
 
     // The warps of the block, in their order.
@@ -399,8 +579,8 @@ template <int N, int T> FB_DEVICE void attend_few(const AttendFewArgs& a) {
     if (!last) return;
     fence();
     sync_block();
-    few_join<N, T>(a.d, shares, queries, partial, summary, output);
+    few_join<N, T, Kv>(a.d, shares, queries, partial, summary, output);
     if (thread_x() == 0) stg(a.counters + block_x(), 0u);
 }
 
-static_assert(sizeof(AttendFewArgs) == 136, "arguments");
+static_assert(sizeof(AttendFewArgs) == 136 && sizeof(AttendCodesArgs) == 160, "arguments");

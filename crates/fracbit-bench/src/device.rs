@@ -11,7 +11,7 @@ use fracbit_io::ModelConfig;
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{Buffer, Device, DeviceMatrix, LoadError, Workspace};
 use fracbit_load::{Error, Opened, Progress};
-use fracbit_model::{FloatId, LinearId, OnlineRotations, Precision, RotationMode, SampleConfig};
+use fracbit_model::{FloatId, KvType, LinearId, OnlineRotations, Precision, RotationMode, SampleConfig};
 use fracbit_model_cuda::{Builder, Decoder, DeviceModel};
 use fracbit_plan::Preset;
 use half::f16;
@@ -196,6 +196,8 @@ pub struct DeviceModelSpeed {
     pub prefill_spread: Spread,
     /// Tokens before the first that decoding makes.
     pub context: usize,
+    /// Element type of the cache.
+    pub kv: KvType,
     /// Tokens generated per second, drawing and the host's wait for each included.
     pub decode_tok_s: f64,
     /// Its least and most.
@@ -260,7 +262,7 @@ pub fn device_model<D: Device>(
     let spreads = rounds(options.rounds, cases, |case| {
         let measured = match case {
             0 => decode(&model, options),
-            i => prefill(&model, options.prompts[i - 1]),
+            i => prefill(&model, options.prompts[i - 1], options.kv),
         };
         progress.advance(1);
         measured.unwrap_or_else(|e| {
@@ -281,6 +283,7 @@ pub fn device_model<D: Device>(
         prefill_tok_s: prefill.median,
         prefill_spread: prefill,
         context: options.context,
+        kv: options.kv,
         decode_tok_s: spreads[0].median,
         decode_spread: spreads[0],
         decode_gb_per_s: spreads[0].median * bytes / 1e9,
@@ -295,8 +298,8 @@ fn tokens(config: &ModelConfig, count: usize) -> Vec<u32> {
 
 /// Tokens per second of a prompt from an empty state.
 #[expect(clippy::cast_precision_loss, reason = "a count to divide")]
-fn prefill<D: Device>(model: &DeviceModel<'_, D>, prompt: usize) -> Result<f64, Error> {
-    let mut state = model.state(prompt)?;
+fn prefill<D: Device>(model: &DeviceModel<'_, D>, prompt: usize, kv: KvType) -> Result<f64, Error> {
+    let mut state = model.state_of(prompt, kv)?;
     let tokens = tokens(model.config(), prompt);
     let start = Instant::now();
     model.run::<fracbit_model_cuda::Error>(&mut state, &tokens, None)?;
@@ -306,7 +309,7 @@ fn prefill<D: Device>(model: &DeviceModel<'_, D>, prompt: usize) -> Result<f64, 
 
 /// Tokens per second of generating the most likely ones after `context` others.
 fn decode<D: Device>(model: &DeviceModel<'_, D>, options: &ModelOptions) -> Result<f64, Error> {
-    let mut state = model.state(options.context + options.generate)?;
+    let mut state = model.state_of(options.context + options.generate, options.kv)?;
     let tokens = tokens(model.config(), options.context);
     let sampling = SampleConfig { temperature: 0.0, ..SampleConfig::default() };
     let mut decoder = Decoder::new(model, &mut state, &tokens, &sampling, options.generate)?;

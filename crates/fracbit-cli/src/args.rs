@@ -396,15 +396,6 @@ impl CacheArgs {
     pub(crate) fn kv(self) -> KvType {
         self.kv.into()
     }
-
-    /// Refuses what a GPU does not do.
-    pub(crate) fn on_device(self) -> Result<(), Failure> {
-        if self.kv == KvBits::Sixteen {
-            return Ok(());
-        }
-        let rule = "`--kv` should be 16 with `--device cuda`: on a GPU the cache is in half precision";
-        Err(Failure::new(Exit::Usage, anyhow::Error::msg(rule)))
-    }
 }
 
 /// What steps read of a nested model, and whether it guesses ahead.

@@ -1,7 +1,7 @@
 //! Text from a model, piece by piece, with the time it took. Shared by `run`, `chat` and `demo`.
 
 use crate::{
-    args::{CacheArgs, NestedArgs, Steps},
+    args::{NestedArgs, Steps},
     failure::{Exit, Failure},
     files,
     gpu::{self, DeviceName},
@@ -61,13 +61,11 @@ impl Start {
     pub(crate) fn begin(
         opened: &Arc<Opened>,
         device: DeviceName,
-        cache: CacheArgs,
         nested: &NestedArgs,
     ) -> Result<Self, Failure> {
         if device == DeviceName::Cpu {
             return Ok(Self::Processor(Loading::begin(opened)));
         }
-        cache.on_device()?;
         nested.on_device()?;
         Ok(Self::Device(Arc::clone(opened)))
     }
@@ -134,14 +132,12 @@ pub(crate) trait WithLoader {
 /// Does something with what loads models for a device, or refuses what that does not do.
 pub(crate) fn with_loader(
     device: DeviceName,
-    cache: CacheArgs,
     nested: &NestedArgs,
     with: impl WithLoader,
 ) -> Result<(), Failure> {
     if device == DeviceName::Cpu {
         return with.call(model);
     }
-    cache.on_device()?;
     nested.on_device()?;
     gpu::with_loader(with)
 }

@@ -96,7 +96,8 @@ mod built {
             Precision::FULL => opened.bits_per_weight(),
             some => model.step_bits(some),
         };
-        cuda::score(&model, base.as_ref(), &windows, (options.precision, bits), &context.progress)
+        let how = (options.precision, bits, options.kv);
+        cuda::score(&model, base.as_ref(), &windows, how, &context.progress)
             .map_err(|e| Failure::new(Exit::Failed, anyhow::Error::new(e)))
     }
 }

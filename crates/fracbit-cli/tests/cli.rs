@@ -567,6 +567,7 @@ fn a_gpu_that_is_not_there_is_named() {
     let gpu = ["--device", "cuda"];
     for args in [
         ["run", model, "-p", "Once"].as_slice(),
+        &["run", model, "-p", "Once", "--kv", "4"],
         &["quantize", model, "-o", text(&to), "--bits", "3"],
         &["bench", "kernels", "--scheme", "nuq-2"],
         &["bench", "model", "--shape", "tiny"],
@@ -578,8 +579,6 @@ fn a_gpu_that_is_not_there_is_named() {
     let pruned = ["quantize", model, "-o", text(&to), "--bits", "3", "--effort", "fast"];
     fracbit(&[&pruned, &gpu[..]].concat()).failed(USAGE, &["--effort", "exact"]);
     fracbit(&["bench", "model", "--shape", "tiny", "--f16"]).failed(USAGE, &["--f16", "--device cuda"]);
-    let cache = ["run", model, "-p", "Once", "--kv", "8"];
-    fracbit(&[&cache, &gpu[..]].concat()).failed(USAGE, &["--kv", "--device cuda"]);
 }
 
 #[test]

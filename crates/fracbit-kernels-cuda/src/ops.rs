@@ -9,11 +9,13 @@ use bytemuck::{Pod, Zeroable};
 
 mod attend_few;
 mod attention;
+mod cache;
 mod experts;
 mod rotate_few;
 mod sample;
 pub use attend_few::{AttentionWork, FEW, attend_few};
-pub use attention::{AttentionShape, Cache, HeadOptions, PageTables, StepRows, attention};
+pub use attention::{AttentionShape, HeadOptions, HeadTurn, PageTables, StepRows, attention};
+pub use cache::{Cache, CacheType, Halved};
 pub use experts::{combine, gather, route};
 pub use rotate_few::Before;
 pub use sample::{Draw, SampleWork, sample};

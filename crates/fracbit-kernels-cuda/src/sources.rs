@@ -1,8 +1,9 @@
 // What the device code is made of. The build script of this crate and `xtask` include this file.
 
 /// Units of device code, each one module: a name and the instances it includes.
-pub(crate) const UNITS: [(&str, &str); 15] = [
+pub(crate) const UNITS: [(&str, &str); 16] = [
     ("model", "model.inc"),
+    ("kv", "kv.inc"),
     ("gemm", "gemm.inc"),
     ("prompt", "prompt.inc"),
     ("encode", "encode.inc"),
@@ -20,19 +21,21 @@ pub(crate) const UNITS: [(&str, &str); 15] = [
 ];
 
 /// The headers that the units include, by unit: `gen` stands for all generated ones.
-pub(crate) const HEADERS: [(&str, &[&str]); 7] = [
+pub(crate) const HEADERS: [(&str, &[&str]); 8] = [
     (
         "model",
         &[
             "attend_few.cuh",
             "dense.cuh",
             "experts.cuh",
+            "kv_codes.cuh",
             "model.cuh",
             "repack.cuh",
             "rotate_few.cuh",
             "sample.cuh",
         ],
     ),
+    ("kv", &["attend_few.cuh", "kv_codes.cuh", "kv_prompt.cuh", "model.cuh"]),
     ("gemm", &["gemm.cuh", "gemm_warpgroup.cuh", "warpgroup.cuh"]),
     ("prompt", &["model.cuh", "prompt.cuh"]),
     ("encode", &["encode.cuh"]),

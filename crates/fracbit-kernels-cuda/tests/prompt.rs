@@ -1,12 +1,15 @@
 //! Attention of prompts on the host shim against sums in f64.
 
+#[path = "common/rows.rs"]
+mod rows;
+
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{
     Buffer, Limits,
-    ops::{self, AttentionShape, Cache, HeadOptions, PAGE, PageTables, Step, StepRows},
+    ops::{self, AttentionShape, Cache, CacheType, Halved, HeadOptions, PAGE, PageTables, Step, StepRows},
     shim::Shim,
 };
-use half::f16;
+use rows::Row;
 use std::path::Path;
 
 struct Case {
@@ -19,10 +22,30 @@ struct Case {
     window: usize,
     /// Of scores; 0: none.
     cap: f32,
+    kind: CacheType,
 }
 
 #[test]
 fn rows_of_a_prompt_see_their_positions() {
+    every_case(CacheType::Half);
+}
+
+#[test]
+fn rows_of_a_prompt_see_their_positions_of_8_bits() {
+    every_case(CacheType::Eight);
+}
+
+#[test]
+fn rows_of_a_prompt_see_their_positions_of_6_bits() {
+    every_case(CacheType::Six);
+}
+
+#[test]
+fn rows_of_a_prompt_see_their_positions_of_4_bits() {
+    every_case(CacheType::Four);
+}
+
+fn every_case(kind: CacheType) {
     let limits = Limits { multiprocessors: 2, shared: 99 << 10 };
     let device =
         Shim::start(Path::new(env!("CARGO_TARGET_TMPDIR")), limits).expect("the shim builds and starts");
@@ -34,6 +57,7 @@ fn rows_of_a_prompt_see_their_positions() {
         rows,
         window,
         cap: 0.0,
+        kind,
     };
     // Widths with and without columns to spare; blocks of rows and tiles of positions that are
     // whole, begin or are just over; windows that end inside a tile, skip tiles, or hold one
@@ -57,44 +81,71 @@ fn rows_of_a_prompt_see_their_positions() {
 }
 
 fn check(device: &Shim, case: &Case) {
-    let &Case { heads, kv_heads, d, position, rows, window, cap } = case;
-    let what =
-        format!("{heads}/{kv_heads} heads of {d}, {rows} rows after {position}, window {window}, cap {cap}");
+    let &Case { heads, kv_heads, d, position, rows, window, cap, kind } = case;
+    let what = format!(
+        "{kind:?}, {heads}/{kv_heads} heads of {d}, {rows} rows after {position}, window {window}, cap {cap}"
+    );
     let held = position + rows;
     // The pages of the sequence are the pool's, the last one first.
     let pages = held.div_ceil(PAGE);
     let page = |p: usize| pages - 1 - p / PAGE;
-    let place = |kv: usize, p: usize| ((page(p) * kv_heads + kv) * PAGE + p % PAGE) * d;
+    let block = |kv: usize, p: usize| page(p) * kv_heads + kv;
     let shape = AttentionShape { heads, kv_heads, d, capacity: held };
-    let cache = Cache::new(device, &shape, pages).expect("memory");
+    let cache = Cache::new(device, &shape, kind, pages).expect("memory");
+    let halved = kind.codes().then(|| Halved::new(device, &shape, pages).expect("memory"));
     let tables = PageTables::new(device, 1, held).expect("memory");
     let table: Vec<u32> = (0..pages).map(|i| (pages - 1 - i) as u32).collect();
     tables.write(&[&table]).expect("a copy");
-    let old = |seed| -> Vec<u16> {
-        let values = cases::activations(pages * kv_heads * PAGE * d, seed).into_iter();
-        values.map(|v| f16::from_f32(v).to_bits()).collect()
-    };
-    let (keys, values) = (old(1), old(2));
-    cache.keys.write(&keys).expect("a copy");
-    cache.values.write(&values).expect("a copy");
+    // (kv_heads, position), of positions before these rows.
+    let old = [0, 1].map(|which| -> Vec<Row> {
+        let numbers = cases::activations(kv_heads * position * d, 1 + which as u64);
+        numbers.chunks_exact(d).map(|row| Row::of(kind, which, row)).collect()
+    });
+    for (which, to) in [&cache.keys, &cache.values].into_iter().enumerate() {
+        // What nobody wrote is no number.
+        let (mut all, bytes) = (vec![0xFFu8; to.bytes()], kind.blocks(d)[which]);
+        for (i, row) in old[which].iter().enumerate() {
+            let (kv, p) = (i / position, i % position);
+            rows::put(row, which, &mut all[block(kv, p) * bytes..][..bytes], p % PAGE);
+        }
+        to.write(&all).expect("a copy");
+    }
     let qkv = cases::activations(rows * shape.row(), 3);
     let step = Buffer::of(device, &[Step::new(&[position], &[])], "step").expect("memory");
     let input = Buffer::of(device, &qkv, "qkv").expect("memory");
     let out = Buffer::zeroed(device, 4 * rows * heads * d, "out").expect("memory");
-    let options =
-        HeadOptions { query_norm: None, key_norm: None, turns: None, growth: None, cap, eps: 0.0, window };
+    let options = HeadOptions {
+        query_norm: None,
+        key_norm: None,
+        turns: None,
+        growth: None,
+        cap,
+        eps: 0.0,
+        window,
+        head_turn: None,
+        halved: halved.as_ref(),
+    };
     ops::attention(&step, &input, (&cache, &tables), &out, StepRows::of_one(rows), &shape, &options)
         .expect("a launch");
     let got: Vec<f32> = out.read(rows * heads * d).expect("a copy");
-    let value = |bits: u16| f64::from(f16::from_bits(bits));
-    // Keys (part 0) and values (part 1) as the cache holds them.
-    let cached = |part: usize, kv: usize, p: usize, i: usize| {
-        if p < position {
-            return value([&keys, &values][part][place(kv, p) + i]);
-        }
-        let head = heads + part * kv_heads + kv;
-        f64::from(f16::from_f32(qkv[(p - position) * shape.row() + head * d + i]))
-    };
+    let written = [&cache.keys, &cache.values].map(|b| b.read::<u8>(b.bytes()).expect("a copy"));
+    // Keys (part 0) and values (part 1) as the cache holds them: what was there, and the new ones.
+    let mut cached = [0, 1].map(|_| vec![Vec::new(); kv_heads * held]);
+    for (which, (kv, p)) in
+        [0, 1].into_iter().flat_map(|w| (0..kv_heads * held).map(move |i| (w, (i / held, i % held))))
+    {
+        let want = if p < position {
+            old[which][kv * position + p].clone()
+        } else {
+            let head = heads + which * kv_heads + kv;
+            Row::of(kind, which, &qkv[(p - position) * shape.row() + head * d..][..d])
+        };
+        let bytes = kind.blocks(d)[which];
+        let row = rows::get(&want, which, &written[which][block(kv, p) * bytes..][..bytes], p % PAGE);
+        assert_eq!(row, want, "{what}: {which}, head {kv}, position {p}");
+        cached[which][kv * held + p] = row.numbers();
+    }
+    let cached = |part: usize, kv: usize, p: usize, i: usize| cached[part][kv * held + p][i];
     for row in 0..rows {
         for head in 0..heads {
             let kv = head / (heads / kv_heads);

@@ -8,7 +8,7 @@ mod step;
 mod turn;
 
 use fracbit_kernels::cases;
-use fracbit_kernels_cuda::ops::{self, Draw, Gate};
+use fracbit_kernels_cuda::ops::{self, CacheType, Draw, Gate};
 use fracbit_kernels_cuda::{Buffer, Limits, shim::Shim};
 use sample::{Logits, check};
 use std::path::Path;
@@ -56,12 +56,33 @@ const CASES: [Case; 12] = [
 
 #[test]
 fn attention_of_few_tokens() {
+    every_case(CacheType::Half);
+}
+
+#[test]
+fn attention_of_few_tokens_over_8_bits() {
+    every_case(CacheType::Eight);
+}
+
+#[test]
+fn attention_of_few_tokens_over_6_bits() {
+    every_case(CacheType::Six);
+}
+
+#[test]
+fn attention_of_few_tokens_over_4_bits() {
+    every_case(CacheType::Four);
+}
+
+fn every_case(kind: CacheType) {
     for (number, &((heads, kv_heads, d), multiprocessors, norms, rotation, window, lengths)) in
         CASES.iter().enumerate()
     {
         let device = device(multiprocessors);
         // A cap that matters.
         let (cap, growth) = (if number % 3 == 1 { 2.0 } else { 0.0 }, number % 2 == 1);
+        // Rows that are only rounded, and heads that are rotated as well.
+        let turned = kind != CacheType::Half && number % 4 != 0;
         let attention = Attention {
             heads,
             kv_heads,
@@ -69,10 +90,12 @@ fn attention_of_few_tokens() {
             capacity: 530,
             sequences: 8,
             norms,
-            rotation,
+            rotation: rotation && (number != 0 || kind == CacheType::Half),
             window,
             cap,
             growth,
+            kind,
+            turned,
         };
         let mut bench = attention.on(&device, number as u64).expect("memory");
         for &(before, rows) in lengths {

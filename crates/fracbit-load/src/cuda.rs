@@ -12,7 +12,7 @@ use fracbit_io::Dtype;
 #[cfg(feature = "cuda")]
 pub use fracbit_kernels_cuda::Gpu;
 use fracbit_kernels_cuda::{Device, DeviceError};
-use fracbit_model::{Comparison, FloatId, LinearId, Precision, RotationMode, eval};
+use fracbit_model::{Comparison, FloatId, KvType, LinearId, Precision, RotationMode, eval};
 use fracbit_model_cuda::Builder;
 pub use fracbit_model_cuda::{Decoder, DeviceModel, DeviceState};
 use fracbit_plan::plan::Storage;
@@ -154,7 +154,8 @@ const TURN: usize = 256;
 
 /// Scores windows of tokens on a device, beside a baseline there if one is given: every token but
 /// the last of a window predicts the next. Nested weights are read as a precision says, whose bits
-/// per weight are given with it.
+/// per weight are given with it and with what the model's cache is made of; that of the baseline has
+/// 16 bits.
 ///
 /// # Errors
 /// When the device fails, a window does not fit a model, or the two have different vocabularies.
@@ -162,7 +163,7 @@ pub fn score<D: Device>(
     model: &DeviceModel<'_, D>,
     baseline: Option<&DeviceModel<'_, D>>,
     windows: &[Vec<u32>],
-    (precision, bits_per_weight): (Precision, f64),
+    (precision, bits_per_weight, kv): (Precision, f64, KvType),
     progress: &dyn Progress,
 ) -> Result<Evaluation, Error> {
     let vocabulary = model.config().vocab_size;
@@ -173,7 +174,7 @@ pub fn score<D: Device>(
     progress.stage("evaluating", predictions as u64);
     // The last token of a window is predicted and not run.
     let longest = windows.iter().map(|w| w.len().saturating_sub(1)).max().unwrap_or(0).max(1);
-    let mut state: DeviceState<'_, D> = model.state(longest)?;
+    let mut state: DeviceState<'_, D> = model.state_of(longest, kv)?;
     state.set_precision(precision);
     let mut beside = baseline.map(|b| b.state(longest).map(|state| (b, state))).transpose()?;
     let (mut found, mut wanted) = (Comparison::default(), Vec::new());

@@ -3,19 +3,35 @@
 use crate::Error;
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError,
-    ops::{AttentionShape, Cache},
+    ops::{AttentionShape, Cache, CacheType, Halved, PageTables, Step},
 };
-use fracbit_model::{Cached, PageList, PageMemory, PagePool, Precision, pages::POSITIONS};
+use fracbit_model::{Cached, KvType, PageList, PageMemory, PagePool, Precision, pages::POSITIONS};
+use fracbit_rotation::Rotation;
 use fracbit_schedule::Features;
 use half::f16;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const _: () = assert!(POSITIONS == fracbit_kernels_cuda::ops::PAGE, "pages are the same everywhere");
 
-/// Pages on a device, in half precision; a page has a number, the same in all layers.
+/// How a device holds a cache of a kind of heads of `head_dim` numbers.
+pub(crate) fn cache_type(kind: KvType, head_dim: usize) -> Result<CacheType, Error> {
+    let of = match kind {
+        KvType::I16 => CacheType::Half,
+        KvType::I8 => CacheType::Eight,
+        KvType::I6 => CacheType::Six,
+        KvType::I4 => CacheType::Four,
+        KvType::F32 => return Err(Error::Kind(kind)),
+    };
+    if of.takes(head_dim) { Ok(of) } else { Err(Error::Heads { kind, head_dim }) }
+}
+
+/// Pages on a device; a page has a number, the same in all layers.
 #[derive(Debug)]
 pub struct DeviceMemory<'d, D: Device> {
     caches: Vec<Cache<'d, D>>,
+    /// What prompts read of caches of codes, a layer at a time.
+    halved: Option<Halved<'d, D>>,
+    kind: CacheType,
     shape: AttentionShape,
     /// Numbers that were given out.
     taken: AtomicU32,
@@ -25,11 +41,24 @@ impl<'d, D: Device> DeviceMemory<'d, D> {
     pub(crate) fn new(
         device: &'d D,
         shape: AttentionShape,
+        kind: CacheType,
         layers: usize,
         pages: usize,
     ) -> Result<Self, DeviceError> {
-        let caches = (0..layers).map(|_| Cache::new(device, &shape, pages)).collect::<Result<_, _>>()?;
-        Ok(Self { caches, shape, taken: AtomicU32::new(0) })
+        let caches =
+            (0..layers).map(|_| Cache::new(device, &shape, kind, pages)).collect::<Result<_, _>>()?;
+        let halved = kind.codes().then(|| Halved::new(device, &shape, pages)).transpose()?;
+        Ok(Self { caches, halved, kind, shape, taken: AtomicU32::new(0) })
+    }
+
+    /// What they are.
+    pub(crate) fn kind(&self) -> CacheType {
+        self.kind
+    }
+
+    /// Room for a layer of a sequence in half precision, where caches are of codes.
+    pub(crate) fn halved(&self) -> Option<&Halved<'d, D>> {
+        self.halved.as_ref()
     }
 
     /// Those of each layer.
@@ -51,6 +80,14 @@ impl<D: Device> PageMemory for DeviceMemory<'_, D> {
         let copied = self.caches.iter().try_for_each(|cache| cache.copy_page(&self.shape, from, to));
         copied.map_err(|error| Error::from(error).into())
     }
+}
+
+/// The rotation of queries and keys of caches of codes: that of the processor.
+///
+/// # Panics
+/// Never: heads are narrow enough to be rotated.
+pub(crate) fn head_rotation(head_dim: usize) -> Rotation {
+    Rotation::new(head_dim, 0, 0).expect("heads are narrow enough to be rotated")
 }
 
 /// One sequence.
@@ -85,7 +122,16 @@ impl<'d, D: Device> DeviceSequence<'d, D> {
     ) -> Result<Option<Features>, DeviceError> {
         let memory = self.list.pool().memory();
         let (Some(cache), shape) = (memory.caches.get(layer), &memory.shape) else { return Ok(None) };
-        let (tokens, pages) = (tokens.min(self.list.len()), self.table());
+        let (tokens, mut pages) = (tokens.min(self.list.len()), self.table());
+        let mut from = [&cache.keys, &cache.values];
+        if let Some(halved) = &memory.halved {
+            let step = Buffer::of(device, &[Step::new(&[tokens], &[])], "step")?;
+            let tables = PageTables::new(device, 1, pages.len() * POSITIONS)?;
+            tables.write(&[&pages])?;
+            halved.fill(&step, (cache, &tables), shape, (0, 0))?;
+            pages = (0..).take(pages.len()).collect();
+            from = halved.buffers();
+        }
         let page = POSITIONS * shape.kv_heads * shape.d;
         let gather = |from: &Buffer<'d, D>| {
             let pages = &pages[..tokens.div_ceil(POSITIONS)];
@@ -103,7 +149,11 @@ impl<'d, D: Device> DeviceSequence<'d, D> {
             }
             Ok::<_, DeviceError>(out)
         };
-        Ok(Some(Features { keys: gather(&cache.keys)?, values: gather(&cache.values)? }))
+        let [mut keys, values] = [gather(from[0])?, gather(from[1])?];
+        if memory.kind.codes() {
+            head_rotation(shape.d).apply_rows_inverse(&mut keys);
+        }
+        Ok(Some(Features { keys, values }))
     }
 }
 

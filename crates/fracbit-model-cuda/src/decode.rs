@@ -70,8 +70,8 @@ impl<'m, 'd, D: Device> Decoder<'m, 'd, D> {
     /// Launches a step: the last token is run and the next one drawn.
     fn launch(&self) -> Result<(), DeviceError> {
         let (model, sequence, on) = (self.model, &self.state.sequence, &self.state.work);
-        let (caches, precision) = (sequence.list.pool().memory().caches(), sequence.precision);
-        model.blocks(on, caches, StepRows::of_one(1), &Products::few(precision))?;
+        let (memory, precision) = (sequence.list.pool().memory(), sequence.precision);
+        model.blocks(on, memory, StepRows::of_one(1), &Products::few(precision))?;
         model.head(on, &on.x, (0, 1), precision)?;
         let ([uniforms, seen], work) = &self.draws;
         ops::sample(&on.step, &on.logits, &self.out, uniforms, seen, work, &self.draw)

@@ -1,5 +1,6 @@
 //! The graph over the weights: what a step launches.
 
+use crate::cache::DeviceMemory;
 use crate::experts::{ExpertWork, Routed};
 use crate::model::{DeviceModel, Group, HeadTables, Layer, Linear};
 use fracbit_base::Rate;
@@ -8,7 +9,7 @@ use fracbit_io::{Activation, Experts, QkNorm};
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError, Rows,
     ops::{
-        self, AttentionShape, AttentionWork, Before, Cache, FEW, Gate, HeadOptions, PROMPT, PageTables,
+        self, AttentionShape, AttentionWork, Before, FEW, Gate, HeadOptions, PROMPT, PageTables,
         RotationTables, SEQUENCES, Step, StepRows,
     },
 };
@@ -318,7 +319,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
     pub(crate) fn blocks(
         &self,
         s: &DeviceWork<'d, D>,
-        caches: &[Cache<'d, D>],
+        memory: &DeviceMemory<'d, D>,
         of: StepRows,
         products: &Products<'_, 'd, D>,
     ) -> Result<(), DeviceError> {
@@ -338,7 +339,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
             Activation::Silu => Gate::Silu,
             Activation::GeluTanh => Gate::GeluTanh,
         };
-        for ((i, layer), cache) in self.layers.iter().enumerate().zip(caches) {
+        for ((i, layer), cache) in self.layers.iter().enumerate().zip(memory.caches()) {
             let input = self.read(s, layer.attention_norm.as_ref(), layer.attention_in.as_ref(), rows)?;
             layer.qkv.apply(on, input, &s.wide, rows, false)?;
             if config.qk_norm == QkNorm::Whole {
@@ -359,6 +360,8 @@ impl<'d, D: Device> DeviceModel<'d, D> {
                 cap,
                 eps: self.inner_eps,
                 window: config.layers[i].sliding_window.unwrap_or(0),
+                head_turn: memory.kind().codes().then_some(&self.head_turn),
+                halved: memory.halved(),
             };
             if rows <= FEW && s.shape.d.is_multiple_of(8) {
                 ops::attend_few(&s.step, &s.wide, (cache, &s.tables), &s.n, of, &options, &s.attention)?;

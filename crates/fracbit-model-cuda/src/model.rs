@@ -1,10 +1,11 @@
 //! Weights on the device and the graph over them.
 
+use crate::cache::head_rotation;
 use fracbit_format::{PackedMatrixData, PackedView};
 use fracbit_io::{ModelConfig, QkNorm};
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError, DeviceMatrix, LoadError, Workspace,
-    ops::{DenseMatrix, RotationTables},
+    ops::{DenseMatrix, HeadTurn, RotationTables},
 };
 use fracbit_model::{
     FloatId, KvType, LayerLinear, LinearId, OnlineRotations, Precision, rotations::HeadRotation,
@@ -45,8 +46,19 @@ pub enum Error {
         got: usize,
     },
     /// A cache of another element type.
-    #[error("the cache on a GPU should be of 16 bits, got {}", .0.bits())]
+    #[error("the cache on a GPU should be of 16, 8, 6 or 4 bits, got {}", .0.bits())]
     Kind(KvType),
+    /// A cache of few bits of heads that kernels do not take.
+    #[error(
+        "the cache on a GPU should be of 16 bits for heads of {head_dim} numbers, which is no multiple of \
+         8, got {}", .kind.bits()
+    )]
+    Heads {
+        /// Asked for.
+        kind: KvType,
+        /// Numbers of a head.
+        head_dim: usize,
+    },
     /// A cache that kernels cannot count in 32 bits.
     #[error("the cache on a GPU should have at most {most} pages, got {pages}")]
     Pages {
@@ -140,6 +152,8 @@ pub struct DeviceModel<'d, D: Device> {
     pub(crate) eps: f32,
     /// Of queries, keys, and behind attention and MLP.
     pub(crate) inner_eps: f32,
+    /// Of queries and keys, where the cache is of codes.
+    pub(crate) head_turn: HeadTurn<'d, D>,
     /// Of what norms behind attention and MLP make.
     pub(crate) branch_out: Option<RotationTables<'d, D>>,
 }
@@ -439,7 +453,10 @@ impl<'d, D: Device> Builder<'d, D> {
         #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is meant")]
         let (eps, inner_eps) = (config.rms_norm_eps as f32, config.inner_norm_eps as f32);
         let branch_out = rotation(&self.rotations.branch_out().cloned())?;
+        let (signs, factors) = parts(&head_rotation(config.head_dim));
+        let head_turn = HeadTurn::new(device, &signs, &factors)?;
         Ok(DeviceModel {
+            head_turn,
             branch_out,
             inner_eps,
             device,
@@ -467,6 +484,12 @@ pub fn tables<'d, D: Device>(
     device: &'d D,
     rotation: &Rotation,
 ) -> Result<RotationTables<'d, D>, DeviceError> {
+    let (signs, factors) = parts(rotation);
+    RotationTables::new(device, &signs, &factors)
+}
+
+/// The scaled signs of a rotation and its dense factors: their orders, and entries by rows.
+fn parts(rotation: &Rotation) -> (Vec<f32>, Vec<(usize, Vec<f32>)>) {
     let n = rotation.width();
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "the scale is a float")]
     let scale = (1.0 / (n as f64).sqrt()) as f32;
@@ -487,8 +510,7 @@ pub fn tables<'d, D: Device>(
             Some((order, (0..order * order).map(|i| cas(i / order * (i % order))).collect()))
         }
     };
-    let factors: Vec<(usize, Vec<f32>)> = rotation.hadamard().factors().iter().filter_map(dense).collect();
-    RotationTables::new(device, &signs, &factors)
+    (signs, rotation.hadamard().factors().iter().filter_map(dense).collect())
 }
 
 impl<'d, D: Device> DeviceModel<'d, D> {

@@ -2,7 +2,7 @@
 
 use crate::{
     Error,
-    cache::{DeviceMemory, DeviceSequence},
+    cache::{DeviceMemory, DeviceSequence, cache_type},
     graph::{DeviceWork, MAX_ROWS, Products},
     model::DeviceModel,
 };
@@ -66,9 +66,9 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         work.work.step.write(&[Step::new(&positions, tokens)])?;
         work.work.tables.write(&tables.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
         let count = states.len();
-        let (s, caches) = (&work.work, pool.memory().caches());
+        let (s, memory) = (&work.work, pool.memory());
         let mut launch = || {
-            self.blocks(s, caches, StepRows::one_of(count), &Products::few(precision))?;
+            self.blocks(s, memory, StepRows::one_of(count), &Products::few(precision))?;
             self.head(s, &s.x, (0, count), precision)
         };
         if self.recordable() {
@@ -106,15 +106,13 @@ impl<'d, D: Device> Runtime for DeviceModel<'d, D> {
     }
 
     fn pool(&self, kind: KvType, pages: usize) -> Result<PagePool<DeviceMemory<'d, D>>, ModelError> {
-        if kind != KvType::I16 {
-            return Err(Error::Kind(kind).into());
-        }
+        let kind = cache_type(kind, self.config.head_dim)?;
         let shape = self.attention_shape(0);
         let most = Cache::<D>::most_pages(&shape);
         if pages > most {
             return Err(Error::Pages { pages, most }.into());
         }
-        Ok(self.pool_of(shape, pages)?)
+        Ok(self.pool_of(shape, kind, pages)?)
     }
 
     fn work(&self, context: usize) -> Result<EngineWork<'d, D>, ModelError> {

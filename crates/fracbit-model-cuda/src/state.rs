@@ -2,15 +2,15 @@
 
 use crate::{
     Error,
-    cache::{DeviceMemory, DeviceSequence},
+    cache::{DeviceMemory, DeviceSequence, cache_type},
     graph::{DeviceWork, MAX_ROWS, Products},
     model::DeviceModel,
 };
 use fracbit_kernels_cuda::{
     Device,
-    ops::{Step, StepRows},
+    ops::{AttentionShape, CacheType, Step, StepRows},
 };
-use fracbit_model::{PagePool, Precision, pages::POSITIONS};
+use fracbit_model::{KvType, PagePool, Precision, pages::POSITIONS};
 
 /// Takes logits (tokens, vocabulary).
 pub type Each<'a, E> = dyn FnMut(&[f32]) -> Result<(), E> + 'a;
@@ -62,13 +62,22 @@ impl<D: Device> DeviceState<'_, D> {
 }
 
 impl<'d, D: Device> DeviceModel<'d, D> {
-    /// An empty sequence of at most `capacity` tokens, all memory taken.
+    /// An empty sequence of at most `capacity` tokens with a cache of 16 bits, all memory taken.
     ///
     /// # Errors
     /// [`fracbit_kernels_cuda::DeviceError::Memory`].
     pub fn state(&self, capacity: usize) -> Result<DeviceState<'d, D>, Error> {
+        self.state_of(capacity, KvType::I16)
+    }
+
+    /// The same with a cache of another kind.
+    ///
+    /// # Errors
+    /// [`fracbit_kernels_cuda::DeviceError::Memory`], [`Error::Kind`] or [`Error::Heads`].
+    pub fn state_of(&self, capacity: usize, kind: KvType) -> Result<DeviceState<'d, D>, Error> {
+        let kind = cache_type(kind, self.config.head_dim)?;
         let work = self.work_for(capacity)?;
-        let pool = self.pool_of(self.attention_shape(capacity), capacity.div_ceil(POSITIONS))?;
+        let pool = self.pool_of(self.attention_shape(capacity), kind, capacity.div_ceil(POSITIONS))?;
         let mut sequence = DeviceSequence::new(pool, capacity, work.rows);
         sequence.list.reserve(capacity).map_err(|error| Error::Model(Box::new(error)))?;
         work.tables.write(&[&sequence.table()])?;
@@ -77,11 +86,12 @@ impl<'d, D: Device> DeviceModel<'d, D> {
 
     pub(crate) fn pool_of(
         &self,
-        shape: fracbit_kernels_cuda::ops::AttentionShape,
+        shape: AttentionShape,
+        kind: CacheType,
         pages: usize,
     ) -> Result<PagePool<DeviceMemory<'d, D>>, Error> {
         let layers = self.config.num_hidden_layers();
-        Ok(PagePool::of(DeviceMemory::new(self.device, shape, layers, pages)?, pages))
+        Ok(PagePool::of(DeviceMemory::new(self.device, shape, kind, layers, pages)?, pages))
     }
 
     /// Checks that `tokens` may follow `len` others.
@@ -135,8 +145,8 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         work.step.write(&[Step::new(&[sequence.list.len()], tokens)])?;
         let many = work.dense.as_ref().filter(|_| tokens.len() >= work.from);
         let products = Products { many, bits: sequence.precision.rate() };
-        let caches = sequence.list.pool().memory().caches();
-        self.blocks(work, caches, StepRows::of_one(tokens.len()), &products)?;
+        let memory = sequence.list.pool().memory();
+        self.blocks(work, memory, StepRows::of_one(tokens.len()), &products)?;
         sequence.list.advance(tokens.len());
         Ok(())
     }

@@ -471,7 +471,6 @@ pub(crate) fn run(args: &BenchArgs, context: &mut Context) -> Result<(), Failure
             }
         }
         What::Model(args) if args.device == DeviceName::Cuda => {
-            args.cache.on_device()?;
             let rows = device_models(args, context)?;
             context.progress.finish();
             if args.common.json {

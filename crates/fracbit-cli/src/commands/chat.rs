@@ -76,7 +76,7 @@ pub(crate) fn run(args: &ChatArgs, context: &mut Context) -> Result<(), Failure>
     let opened = Arc::new(files::open(&args.model, context)?);
     let sampling = args.sampling.config(&opened)?;
     Sampler::new(sampling)?;
-    let start = Start::begin(&opened, args.device, args.cache, &args.nested)?;
+    let start = Start::begin(&opened, args.device, &args.nested)?;
     // Before the model is there: one without template should say so at once.
     let tokenizer = files::tokenizer(&opened, context)?;
     conversation(&tokenizer, &[Message::new("user", "hello")], false)?;

@@ -82,10 +82,7 @@ pub(crate) fn run(args: &EvalArgs, context: &mut Context) -> Result<(), Failure>
         DeviceName::Cpu => {
             fracbit::evaluate(&model, baseline.as_ref(), &text, &args.text, &options, &context.progress)?
         }
-        DeviceName::Cuda => args
-            .cache
-            .on_device()
-            .and_then(|()| gpu::evaluate(&model, baseline.as_ref(), &text, &args.text, &options, context))?,
+        DeviceName::Cuda => gpu::evaluate(&model, baseline.as_ref(), &text, &args.text, &options, context)?,
     };
     context.progress.finish();
     if args.json {

@@ -92,7 +92,7 @@ pub(crate) fn run(args: &RunArgs, context: &mut Context) -> Result<(), Failure> 
         (None, Some(path)) => files::read_text(path)?,
         (None, None) => String::new(),
     };
-    let start = Start::begin(&opened, args.device, args.cache, &args.nested)?;
+    let start = Start::begin(&opened, args.device, &args.nested)?;
     let tokenizer = files::tokenizer(&opened, context)?;
     let message = [Message::new("user", prompt)];
     let prompt = match args.chat {

@@ -152,7 +152,7 @@ pub(crate) fn run(args: &ServeArgs, context: &mut Context) -> Result<(), Failure
     let server = Server::bind(SocketAddr::new(args.host, args.port)).map_err(failure)?;
     let address = server.address().map_err(failure)?;
     let serving = Serving { args, opened, server, address, nested, keys, tls, context };
-    with_loader(args.device, args.cache, &args.nested, serving)
+    with_loader(args.device, &args.nested, serving)
 }
 
 /// What is to be served.

@@ -1,6 +1,9 @@
 //! Attention of the few tokens of a decoding step: one launch of `attend_few.cuh`.
 
-use super::{AttentionShape, Cache, HeadOptions, PageTables, SEQUENCES, StepRows, at, holds, u32_of};
+use super::{
+    AttentionShape, Cache, CacheType, HeadOptions, PageTables, SEQUENCES, StepRows, at, cache::HeadTurnArgs,
+    holds, u32_of,
+};
 use crate::{Address, Buffer, Device, DeviceError, Grid, Limits};
 use bytemuck::{Pod, Zeroable};
 
@@ -32,6 +35,13 @@ struct AttendFewArgs {
     eps: f32,
     scale: f32,
     cap: f32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+struct AttendCodesArgs {
+    few: AttendFewArgs,
+    turn: HeadTurnArgs,
 }
 
 /// How one launch is laid out.
@@ -72,9 +82,14 @@ impl Plan {
     }
 
     /// Bytes of a block, as `FewRoom` counts them.
-    fn shared(&self) -> usize {
+    fn shared(&self, kind: CacheType) -> usize {
+        const CHUNK: usize = 16; // positions that a warp takes together
         let (queries, dims) = (self.queries, self.dims);
-        queries * (4 * dims + 16) + 2 * 16 * (2 * dims + 64) + 8 * queries * (2 * 4 + 4 * dims)
+        let (query, near) = match kind {
+            CacheType::Half => (4 * dims + 16, 2 * CHUNK * (2 * dims + 64)),
+            _ => (2 * dims + 16 + 4, kind.near(dims, CHUNK)),
+        };
+        queries * query + near + 8 * queries * (2 * 4 + 4 * dims)
     }
 }
 
@@ -169,13 +184,21 @@ pub fn attend_few<D: Device>(
         scale: 1.0 / (d as f32).sqrt(),
         cap: options.cap,
     };
-    let kernel = format!("fb_attend_{}_{}", plan.dims, plan.queries);
+    let args = AttendCodesArgs { few: args, turn: HeadTurnArgs::of(options.head_turn, d) };
+    assert!(options.head_turn.is_none() || cache.kind.codes(), "heads are rotated for caches of codes only");
+    let kernel = cache.kind.kernel(&format!("fb_attend_{}_{}", plan.dims, plan.queries));
     let grid = Grid {
         blocks: (u32_of(plan.blocks(shape, sequences)), u32_of(plan.shares)),
         threads: 256,
-        shared: u32_of(plan.shared()),
+        shared: u32_of(plan.shared(cache.kind)),
     };
-    device.launch(&kernel, grid, bytemuck::bytes_of(&args))
+    match cache.kind {
+        CacheType::Half => device.launch(&kernel, grid, bytemuck::bytes_of(&args.few)),
+        _ => device.launch(&kernel, grid, bytemuck::bytes_of(&args)),
+    }
 }
 
-const _: () = assert!(size_of::<AttendFewArgs>() == 136, "as attend_few.cuh asserts");
+const _: () = assert!(
+    size_of::<AttendFewArgs>() == 136 && size_of::<AttendCodesArgs>() == 160,
+    "as attend_few.cuh asserts"
+);

@@ -1,6 +1,6 @@
-//! The cache in pages, and attention of any number of rows over it.
+//! Attention of any number of rows over a cache in pages.
 
-use super::{PAGE, SEQUENCES, at, holds, u32_of};
+use super::{Cache, Halved, PAGE, SEQUENCES, at, cache::HeadTurnArgs, holds, u32_of};
 use crate::{Address, Buffer, Device, DeviceError, Grid, prompt};
 use bytemuck::{Pod, Zeroable};
 
@@ -45,6 +45,13 @@ struct AttendArgs {
     pad: u32,
 }
 
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+struct HeadsCodesArgs {
+    heads: HeadsArgs,
+    turn: HeadTurnArgs,
+}
+
 /// Shape of attention.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionShape {
@@ -63,62 +70,6 @@ impl AttentionShape {
     #[must_use]
     pub fn row(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.d
-    }
-}
-
-/// Keys and values of one layer, f16 (pages, kv_heads, [`PAGE`], d).
-#[derive(Debug)]
-pub struct Cache<'d, D: Device> {
-    /// Keys.
-    pub keys: Buffer<'d, D>,
-    /// Values.
-    pub values: Buffer<'d, D>,
-}
-
-impl<'d, D: Device> Cache<'d, D> {
-    /// An empty cache of so many pages.
-    ///
-    /// # Errors
-    /// [`DeviceError::Memory`].
-    ///
-    /// # Panics
-    /// When it would have 2^32 values or more.
-    pub fn new(device: &'d D, shape: &AttentionShape, pages: usize) -> Result<Self, DeviceError> {
-        let values = pages * Self::page(shape);
-        assert!(u32::try_from(values).is_ok(), "a cache of less than 2^32 values, got {values}");
-        let bytes = 2 * values;
-        Ok(Self {
-            keys: Buffer::zeroed(device, bytes, "KV cache")?,
-            values: Buffer::zeroed(device, bytes, "KV cache")?,
-        })
-    }
-
-    /// Most pages that a cache of this shape may have.
-    #[must_use]
-    pub fn most_pages(shape: &AttentionShape) -> usize {
-        u32::MAX as usize / Self::page(shape).max(1)
-    }
-
-    /// Keys, or values, of a page.
-    fn page(shape: &AttentionShape) -> usize {
-        shape.kv_heads * PAGE * shape.d
-    }
-
-    /// Copies a page.
-    ///
-    /// # Errors
-    /// When the copy fails.
-    ///
-    /// # Panics
-    /// When there are no such pages.
-    pub fn copy_page(&self, shape: &AttentionShape, from: usize, to: usize) -> Result<(), DeviceError> {
-        let bytes = 2 * Self::page(shape);
-        for all in [&self.keys, &self.values] {
-            assert!((from.max(to) + 1) * bytes <= all.bytes(), "pages {from} and {to} of the cache");
-            let at = |page: usize| all.at() + (page * bytes) as u64;
-            all.device().copy(at(from), at(to), bytes)?;
-        }
-        Ok(())
     }
 }
 
@@ -196,6 +147,42 @@ impl StepRows {
     }
 }
 
+/// The orthogonal matrix that queries and keys of caches of codes are multiplied by, which changes
+/// no inner product: signs, then the Kronecker product of a dense factor and a Walsh matrix.
+#[derive(Debug)]
+pub struct HeadTurn<'d, D: Device> {
+    pub(super) signs: Buffer<'d, D>,
+    pub(super) dense: Buffer<'d, D>,
+    pub(super) order: usize,
+    pub(super) walsh: usize,
+}
+
+impl<'d, D: Device> HeadTurn<'d, D> {
+    /// Of heads of as many dimensions as there are `signs` (scaled by the root of their number),
+    /// with dense `factors` (order, entries by rows), slowest first, and a Walsh matrix behind them.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`].
+    ///
+    /// # Panics
+    /// When the orders do not leave a power of two.
+    pub fn new(device: &'d D, signs: &[f32], factors: &[(usize, Vec<f32>)]) -> Result<Self, DeviceError> {
+        let (mut order, mut dense) = (1, vec![1.0]);
+        for (n, entries) in factors {
+            let all = order * n;
+            let entry = |at: usize| {
+                let (i, j) = (at / all, at % all);
+                dense[i / n * order + j / n] * entries[i % n * n + j % n]
+            };
+            (dense, order) = ((0..all * all).map(entry).collect(), all);
+        }
+        let walsh = signs.len() / order;
+        assert!(walsh.is_power_of_two() && order * walsh == signs.len(), "a Walsh matrix of order {walsh}");
+        let [signs, dense] = [signs, &dense].map(|of| Buffer::of(device, of, "rotation of heads"));
+        Ok(Self { signs: signs?, dense: dense?, order, walsh })
+    }
+}
+
 /// What is done to heads before attention.
 #[derive(Debug)]
 pub struct HeadOptions<'a, 'd, D: Device> {
@@ -213,6 +200,10 @@ pub struct HeadOptions<'a, 'd, D: Device> {
     pub cap: f32,
     /// Sliding window; 0: none.
     pub window: usize,
+    /// Rotation of queries and keys, of caches of codes only; none: they stay.
+    pub head_turn: Option<&'a HeadTurn<'d, D>>,
+    /// Where prompts find a cache of codes in half precision.
+    pub halved: Option<&'a Halved<'d, D>>,
 }
 
 impl<D: Device> HeadOptions<'_, '_, D> {
@@ -235,7 +226,8 @@ impl<D: Device> HeadOptions<'_, '_, D> {
 ///
 /// # Panics
 /// When a buffer is too short, a head too wide, or several sequences have more rows than kernels of
-/// prompts leave to others.
+/// prompts leave to others; with a cache of codes, where no prompt of one sequence is given, or no
+/// room to halve.
 pub fn attention<D: Device>(
     step: &Buffer<'_, D>,
     qkv: &Buffer<'_, D>,
@@ -273,22 +265,31 @@ pub fn attention<D: Device>(
         scale: 1.0 / (d as f32).sqrt(),
         pad: 0,
     };
+    let prompt = rows.sequences == 1 && prompt::takes(rows.each, d);
+    let of = (options.window, options.cap);
+    if cache.kind.codes() {
+        const HEADS: usize = 4; // of a block
+        let halved =
+            options.halved.filter(|_| prompt).expect("a prompt over a cache of codes has room to halve");
+        let args = HeadsCodesArgs { heads: args, turn: HeadTurnArgs::of(options.head_turn, d) };
+        let grid = Grid {
+            blocks: (u32_of((heads + 2 * kv_heads).div_ceil(HEADS)), u32_of(rows.all())),
+            threads: 32 * HEADS as u32,
+            shared: 1024 * HEADS as u32,
+        };
+        device.launch(&cache.kind.kernel("fb_heads"), grid, bytemuck::bytes_of(&args))?;
+        halved.fill(step, (cache, tables), shape, (rows.each, options.window))?;
+        return prompt::attend(step, qkv, (&halved.cache, &halved.tables), out, rows.each, shape, of);
+    }
+    assert!(options.head_turn.is_none(), "heads are rotated for caches of codes only");
     let grid = Grid {
         blocks: (u32_of(heads + 2 * kv_heads), u32_of(rows.all())),
         threads: 128,
         shared: u32_of(256 + 4 * d),
     };
     device.launch("fb_heads", grid, bytemuck::bytes_of(&args))?;
-    if rows.sequences == 1 && prompt::takes(rows.each, d) {
-        return prompt::attend(
-            step,
-            qkv,
-            (cache, tables),
-            out,
-            rows.each,
-            shape,
-            (options.window, options.cap),
-        );
+    if prompt {
+        return prompt::attend(step, qkv, (cache, tables), out, rows.each, shape, of);
     }
     let args = AttendArgs {
         step: step.at(),
@@ -315,3 +316,4 @@ pub fn attention<D: Device>(
 }
 
 const _: () = assert!(size_of::<HeadsArgs>() == 104 && size_of::<AttendArgs>() == 80, "as model.cuh asserts");
+const _: () = assert!(size_of::<HeadsCodesArgs>() == 128, "as kv_prompt.cuh asserts");

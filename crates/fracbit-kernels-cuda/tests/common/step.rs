@@ -4,9 +4,14 @@
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError,
-    ops::{self, AttentionShape, AttentionWork, Cache, HeadOptions, PAGE, PageTables, Step, StepRows},
+    ops::{
+        self, AttentionShape, AttentionWork, Cache, CacheType, HeadOptions, HeadTurn, PAGE, PageTables, Step,
+        StepRows,
+    },
 };
-use half::f16;
+use rows::Row;
+
+mod rows;
 
 /// What attention is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +29,9 @@ pub(crate) struct Attention {
     pub(crate) cap: f32,
     /// Factors of queries by position.
     pub(crate) growth: bool,
+    pub(crate) kind: CacheType,
+    /// Queries and keys are rotated; of caches of codes.
+    pub(crate) turned: bool,
 }
 
 /// An [`Attention`] on a device.
@@ -34,24 +42,28 @@ pub(crate) struct Bench<'d, D: Device> {
     norms: [Vec<f32>; 2],
     turns: Vec<f32>,
     qkv: Vec<f32>,
-    stored: [Vec<u16>; 2], // keys and values, (kv_heads, capacity, d)
+    stored: Stored,
     growth: Vec<f32>,
     on: [Buffer<'d, D>; 7],
     cache: Cache<'d, D>,
+    head_turn: Option<(HeadTurn<'d, D>, Vec<f64>)>, // and its matrix, (d, d)
     tables: PageTables<'d, D>,
     /// Pages of each sequence.
     places: Vec<Vec<u32>>,
     work: AttentionWork<'d, D>,
 }
 
-/// Values of pages that nobody has.
-const NOTHING: u16 = 0x7E00;
+/// Keys and values of a sequence, (kv_heads, capacity).
+type Stored = [Vec<Option<Row>>; 2];
+
+/// The bytes of pages that nobody has: halves and scales that are no numbers.
+const NOTHING: u8 = 0xFF;
 
 const EPS: f32 = 1e-5;
 
 impl Attention {
     pub(crate) fn on<D: Device>(self, device: &D, seed: u64) -> Result<Bench<'_, D>, DeviceError> {
-        let Self { heads, kv_heads, d, capacity, sequences, .. } = self;
+        let Self { heads, kv_heads, d, capacity, sequences, kind, .. } = self;
         let shape = AttentionShape { heads, kv_heads, d, capacity };
         let norms = [1, 2].map(|i| cases::activations(d, seed + i));
         let half = d / 2;
@@ -59,10 +71,11 @@ impl Attention {
         let turn = |i: usize| if i % d < half { angle(i).cos() } else { angle(i).sin() };
         let turns: Vec<f32> = (0..capacity * d).map(turn).collect();
         let qkv = cases::activations(8 * shape.row(), seed + 3);
-        let stored = [4, 5].map(|i| -> Vec<u16> {
-            let values = cases::activations(kv_heads * capacity * d, seed + i);
-            values.into_iter().map(|v| f16::from_f32(v).to_bits()).collect()
+        let stored = [0, 1].map(|which| {
+            let values = cases::activations(kv_heads * capacity * d, seed + 4 + which as u64);
+            values.chunks_exact(d).map(|row| Some(Row::of(kind, which, row))).collect()
         });
+        let head_turn = self.turned.then(|| head_turn(device, d, seed)).transpose()?;
         let growth: Vec<f32> = (0..capacity).map(|p| 1.0 + 0.003 * p as f32).collect();
         let on = [
             Buffer::of(device, &[Step::new(&[0], &[])], "step")?,
@@ -82,9 +95,41 @@ impl Attention {
             (0..sequences).map(|s| (0..each).map(|i| place(s * each + i)).collect()).collect();
         let tables = PageTables::new(device, sequences, capacity)?;
         tables.write(&places.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
-        let (cache, work) = (Cache::new(device, &shape, pool)?, AttentionWork::new(device, &shape)?);
-        Ok(Bench { of: self, shape, norms, turns, qkv, stored, growth, on, cache, tables, places, work })
+        let (cache, work) = (Cache::new(device, &shape, kind, pool)?, AttentionWork::new(device, &shape)?);
+        Ok(Bench {
+            of: self,
+            shape,
+            norms,
+            turns,
+            qkv,
+            stored,
+            growth,
+            on,
+            cache,
+            head_turn,
+            tables,
+            places,
+            work,
+        })
     }
+}
+
+/// Some linear map of heads, and its matrix.
+fn head_turn<D: Device>(device: &D, d: usize, seed: u64) -> Result<(HeadTurn<'_, D>, Vec<f64>), DeviceError> {
+    let walsh = 1 << d.trailing_zeros();
+    let order = d / walsh;
+    let scale = (1.0 / d as f64).sqrt() as f32;
+    let signs: Vec<f32> = cases::activations(d, seed + 6).into_iter().map(|v| scale.copysign(v)).collect();
+    let dense = cases::activations(order * order, seed + 7);
+    let factors = [(order, dense.clone())];
+    let turn = HeadTurn::new(device, &signs, if order > 1 { &factors } else { &[] })?;
+    let entry = |at: usize| {
+        let (i, j) = (at / d, at % d);
+        let sign = if (i % walsh & j % walsh).count_ones() % 2 == 1 { -1.0 } else { 1.0 };
+        let dense = if order > 1 { f64::from(dense[i / walsh * order + j / walsh]) } else { 1.0 };
+        sign * dense * f64::from(signs[j])
+    };
+    Ok((turn, (0..d * d).map(entry).collect()))
 }
 
 fn gcd(a: usize, b: usize) -> usize {
@@ -92,41 +137,48 @@ fn gcd(a: usize, b: usize) -> usize {
 }
 
 impl<D: Device> Bench<'_, D> {
-    /// Bytes of all keys.
+    /// Room for another cache as large, whatever it holds.
     #[allow(dead_code, reason = "for timings on a GPU")]
-    pub(crate) fn bytes(&self) -> usize {
-        self.cache.keys.bytes()
+    pub(crate) fn room(&self) -> Result<Cache<'_, D>, DeviceError> {
+        let [keys, values] = [&self.cache.keys, &self.cache.values];
+        let [keys, values] = [keys, values].map(|of| Buffer::room(of.device(), of.bytes(), "KV cache"));
+        Ok(Cache { keys: keys?, values: values?, kind: self.of.kind })
     }
 
-    /// Where a value of a (kv_heads, capacity, d) cache of a sequence lies in the pages.
-    fn at_page(&self, sequence: usize, i: usize) -> usize {
+    /// Bytes of the block of keys or values that holds a row of a (kv_heads, capacity) cache of a
+    /// sequence, and the row's slot.
+    fn at_page(&self, which: usize, sequence: usize, row: usize) -> (std::ops::Range<usize>, usize) {
         let AttentionShape { kv_heads, d, capacity, .. } = self.shape;
-        let (kv, position) = (i / d / capacity, i / d % capacity);
-        let page = self.places[sequence][position / PAGE] as usize;
-        ((page * kv_heads + kv) * PAGE + position % PAGE) * d + i % d
+        let (kv, position) = (row / capacity, row % capacity);
+        let block = self.places[sequence][position / PAGE] as usize * kv_heads + kv;
+        let bytes = self.of.kind.blocks(d)[which];
+        (block * bytes..(block + 1) * bytes, position % PAGE)
     }
 
-    /// Writes keys and values of some sequences to their pages; all others hold no numbers.
-    fn store(&self, sequences: &[&[Vec<u16>; 2]]) -> Result<(), DeviceError> {
+    /// Writes keys and values of some sequences to their pages; all others hold no numbers. Returns
+    /// the bytes.
+    fn store(&self, sequences: &[&Stored]) -> Result<[Vec<u8>; 2], DeviceError> {
+        let mut both = [&self.cache.keys, &self.cache.values].map(|to| vec![NOTHING; to.bytes()]);
         for (which, to) in [&self.cache.keys, &self.cache.values].into_iter().enumerate() {
-            let mut all = vec![NOTHING; to.bytes() / 2];
+            let all = &mut both[which];
             for (sequence, stored) in sequences.iter().enumerate() {
-                for (i, &value) in stored[which].iter().enumerate() {
-                    all[self.at_page(sequence, i)] = value;
+                for (i, row) in stored[which].iter().enumerate() {
+                    let (block, slot) = self.at_page(which, sequence, i);
+                    row.iter().for_each(|row| rows::put(row, which, &mut all[block.clone()], slot));
                 }
             }
-            to.write(&all)?;
+            to.write(all)?;
         }
-        Ok(())
+        Ok(both)
     }
 
     /// The stored keys and values without those from position `before` on.
-    fn stored_before(&self, before: usize) -> [Vec<u16>; 2] {
-        let AttentionShape { kv_heads, d, capacity, .. } = self.shape;
+    fn stored_before(&self, before: usize) -> Stored {
+        let AttentionShape { kv_heads, capacity, .. } = self.shape;
         let mut caches = self.stored.clone();
         for cache in &mut caches {
             for kv in 0..kv_heads {
-                cache[(kv * capacity + before) * d..(kv + 1) * capacity * d].fill(NOTHING);
+                cache[kv * capacity + before..(kv + 1) * capacity].fill(None);
             }
         }
         caches
@@ -173,6 +225,8 @@ impl<D: Device> Bench<'_, D> {
             cap: self.of.cap,
             eps: EPS,
             window: self.of.window,
+            head_turn: self.head_turn.as_ref().map(|(turn, _)| turn),
+            halved: None,
         };
         ops::attend_few(step, qkv, (cache, &self.tables), out, rows, &options, &self.work)
     }
@@ -187,14 +241,19 @@ impl<D: Device> Bench<'_, D> {
             let by = 1.0 / (square / d as f64 + f64::from(EPS)).sqrt();
             x.iter_mut().zip(gain).for_each(|(v, &g)| *v *= by * f64::from(g));
         }
-        let Some(position) = position.filter(|_| self.of.rotation) else { return x };
-        let turns = &self.turns[position * d..(position + 1) * d];
-        (0..d)
-            .map(|i| {
-                let (c, s) = (f64::from(turns[i % (d / 2)]), f64::from(turns[d / 2 + i % (d / 2)]));
-                if i < d / 2 { x[i] * c - x[i + d / 2] * s } else { x[i] * c + x[i - d / 2] * s }
-            })
-            .collect()
+        // Values have no position: they are not turned either.
+        let Some(position) = position else { return x };
+        if self.of.rotation {
+            let turns = &self.turns[position * d..(position + 1) * d];
+            x = (0..d)
+                .map(|i| {
+                    let (c, s) = (f64::from(turns[i % (d / 2)]), f64::from(turns[d / 2 + i % (d / 2)]));
+                    if i < d / 2 { x[i] * c - x[i + d / 2] * s } else { x[i] * c + x[i - d / 2] * s }
+                })
+                .collect();
+        }
+        let Some((_, matrix)) = &self.head_turn else { return x };
+        matrix.chunks_exact(d).map(|row| row.iter().zip(&x).map(|(m, x)| m * x).sum()).collect()
     }
 
     /// Runs `rows` tokens after `before` others, twice; returns the largest error as a share of its
@@ -208,37 +267,39 @@ impl<D: Device> Bench<'_, D> {
         let [.., out] = &self.on;
         // No position that is not there may count: not even a value that is no number.
         let mut caches = self.stored_before(before);
-        self.store(&[&caches])?;
+        let mut expected = self.store(&[&caches])?;
         let launch = || self.launch(&self.cache, StepRows::of_one(rows));
         launch()?;
         let got: Vec<f32> = out.read(rows * heads * d)?;
         launch()?;
         assert_eq!(got, out.read::<f32>(rows * heads * d)?, "a launch repeats itself");
-        let all = [&self.cache.keys, &self.cache.values].map(|b| b.read::<u16>(b.bytes() / 2));
-        let [keys, values] = all;
-        let all = [keys?, values?];
-        let numbers = all[0].iter().filter(|&&v| v != NOTHING).count();
-        assert_eq!(numbers, kv_heads * (before + rows) * d, "other pages are left alone");
-        let gather = |from: &Vec<u16>| (0..caches[0].len()).map(|i| from[self.at_page(0, i)]).collect();
-        let written: [Vec<u16>; 2] = all.each_ref().map(gather);
-        for (which, cache) in caches.iter_mut().enumerate() {
+        let [keys, values] = [&self.cache.keys, &self.cache.values].map(|b| b.read::<u8>(b.bytes()));
+        let written = [keys?, values?];
+        for which in [0, 1] {
             for (row, kv) in (0..rows).flat_map(|row| (0..kv_heads).map(move |kv| (row, kv))) {
                 let norm = (which == 0).then_some(self.norms[1].as_slice());
                 let position = (which == 0).then_some(before + row);
                 let want = self.head(row, heads + which * kv_heads + kv, norm, position);
-                let at = (kv * capacity + before + row) * d;
-                for (slot, v) in cache[at..at + d].iter_mut().zip(want) {
-                    *slot = f16::from_f32(v as f32).to_bits();
+                let single: Vec<f32> = want.iter().map(|&v| v as f32).collect();
+                let rounded = Row::of(self.of.kind, which, &single);
+                let at = kv * capacity + before + row;
+                let (block, slot) = self.at_page(which, 0, at);
+                let row = rows::get(&rounded, which, &written[which][block.clone()], slot);
+                // Without arithmetic before it, rounding is the processor's to the bit.
+                let plain = which == 1 || !(self.of.norms || self.of.rotation || self.of.turned);
+                assert!(!plain || row == rounded, "row {at} of cache {which}: {row:?}, expected {rounded:?}");
+                let largest = want.iter().fold(0f64, |most, v| most.max(v.abs()));
+                for (want, got) in want.iter().zip(row.numbers()) {
+                    let near = (want - got).abs() <= row.step(*want, largest);
+                    assert!(near, "row {at} of cache {which}: {want}, got {got} beside {largest}");
                 }
+                rows::put(&row, which, &mut expected[which][block], slot);
+                caches[which][at] = Some(row);
             }
-            for (i, (&want, &got)) in cache.iter().zip(&written[which]).enumerate() {
-                let value = |bits| f16::from_bits(bits).to_f64();
-                let near = (value(want) - value(got)).abs() <= 2e-3 * value(want).abs() + 1e-5;
-                assert!(want == got || near, "value {i} of cache {which}: {want:#x}, got {got:#x}");
-            }
+            assert!(expected[which] == written[which], "other rows of cache {which} are left alone");
         }
-        let stored =
-            caches.map(|c| -> Vec<f64> { c.into_iter().map(|h| f16::from_bits(h).to_f64()).collect() });
+        let numbers = |row: Option<Row>| row.map_or_else(|| vec![f64::NAN; d], |row| row.numbers());
+        let stored = caches.map(|c| c.into_iter().flat_map(numbers).collect::<Vec<f64>>());
         let mut worst = 0f64;
         for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
             let query = self.head(row, head, Some(&self.norms[0]), Some(before + row));
@@ -253,6 +314,16 @@ impl<D: Device> Bench<'_, D> {
                 if cap > 0.0 { cap * (score / cap).tanh() } else { score }
             };
             let scores: Vec<f64> = (first..end).map(score).collect();
+            // Queries of caches of codes are rounded to 15 bits beside their largest number.
+            let largest = query.iter().fold(0f64, |most, q| most.max(q.abs()));
+            let sum = |p: usize| stored[0][place(p)..place(p) + d].iter().map(|k| k.abs()).sum::<f64>();
+            let growth = if self.of.growth { f64::from(self.growth[before + row]) } else { 1.0 };
+            let rounded = match self.of.kind {
+                CacheType::Half => 0.0,
+                _ => {
+                    growth * largest / (d as f64).sqrt() / 32512.0 * (first..end).map(sum).fold(0.0, f64::max)
+                }
+            };
             let top = scores.iter().fold(f64::NEG_INFINITY, |a, &b| a.max(b));
             let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
             let total: f64 = weights.iter().sum();
@@ -265,9 +336,10 @@ impl<D: Device> Bench<'_, D> {
                 }
             }
             for i in 0..d {
-                // Weights and the new keys and values are rounded to halves.
+                // Weights and the new keys and values are rounded to halves; a weight is off by
+                // twice what its score is.
                 let error = (f64::from(got[(row * heads + head) * d + i]) - want[i]).abs();
-                let share = error / (2e-3 * size[i] + 1e-5);
+                let share = error / ((2e-3 + 2.0 * rounded) * size[i] + 1e-5);
                 worst = if share.is_nan() { f64::INFINITY } else { worst.max(share) };
             }
         }
