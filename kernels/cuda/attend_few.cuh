@@ -49,27 +49,23 @@ struct Halves {
     typedef AttendFewArgs Args;
 };
 
-/// Shared memory of a block for heads of up to 64 N dimensions and 8 T queries.
-template <int N, int T, class Kv> struct FewRoom {
-    static constexpr uint32_t D = 64 * N, Q = 8 * T;
-    // Of each two dimensions of a query the upper halves, then the lower ones; neighbouring rows in different banks.
-    static constexpr uint32_t QUERY = 4 * D + 16;
-    static constexpr uint32_t ROW = 2 * D + 64;  // keys and values of the step's own tokens
-    static constexpr uint32_t KEYS = Q * QUERY, VALUES = KEYS + FEW_CHUNK * ROW;
-    static constexpr uint32_t MOST = VALUES + FEW_CHUNK * ROW;                  // (warps, Q), then weights
-    static constexpr uint32_t WEIGHT = MOST + 4 * FEW_WARPS * Q;
-    static constexpr uint32_t SUMS = WEIGHT + 4 * FEW_WARPS * Q;  // (warps, Q, D)
-    static constexpr uint32_t SUM = 4 * Q * D;
-    static constexpr uint32_t END = SUMS + FEW_WARPS * SUM;
-};
-template <int N, int T, class K, class V> struct FewRoom<N, T, Codes<K, V>> {
-    static constexpr uint32_t D = 64 * N, Q = 8 * T;
-    // Of each four dimensions of a query the upper bytes, then the lower ones.
-    static constexpr uint32_t QUERY = 2 * D + 16;
+/// Shared memory of what a block of Q queries of D dimensions reads: the queries, then keys and values of the step's own tokens.
+template <class Kv, uint32_t D, uint32_t Q> struct FewInputs {
+    static constexpr uint32_t QUERY = 2 * D + 16;  // of each four dimensions the upper bytes, then the lower ones
     static constexpr uint32_t SCALES = Q * QUERY;  // of the queries
-    // Blocks of the step's own tokens.
-    static constexpr uint32_t KEYS = SCALES + 4 * Q, VALUES = KEYS + FEW_CHUNK * (D * K::BITS / 8 + 4);
-    static constexpr uint32_t MOST = VALUES + FEW_CHUNK * (D * V::BITS / 8 + 4);  // (warps, Q), then weights
+    static constexpr uint32_t KEYS = SCALES + 4 * Q, VALUES = KEYS + FEW_CHUNK * (D * Kv::Key::BITS / 8 + 4);
+    static constexpr uint32_t INPUTS = VALUES + FEW_CHUNK * (D * Kv::Value::BITS / 8 + 4);
+};
+template <uint32_t D, uint32_t Q> struct FewInputs<Halves, D, Q> {
+    static constexpr uint32_t QUERY = 4 * D + 16;  // of each two dimensions the upper halves, then the lower ones
+    static constexpr uint32_t ROW = 2 * D + 64;    // neighbouring rows in different banks
+    static constexpr uint32_t KEYS = Q * QUERY, VALUES = KEYS + FEW_CHUNK * ROW, INPUTS = VALUES + FEW_CHUNK * ROW;
+};
+
+/// Shared memory of a block for heads of up to 64 N dimensions and 8 T queries.
+template <int N, int T, class Kv> struct FewRoom : FewInputs<Kv, 64 * N, 8 * T> {
+    static constexpr uint32_t D = 64 * N, Q = 8 * T;
+    static constexpr uint32_t MOST = FewInputs<Kv, D, Q>::INPUTS;  // (warps, Q), then weights
     static constexpr uint32_t WEIGHT = MOST + 4 * FEW_WARPS * Q;
     static constexpr uint32_t SUMS = WEIGHT + 4 * FEW_WARPS * Q;  // (warps, Q, D)
     static constexpr uint32_t SUM = 4 * Q * D;

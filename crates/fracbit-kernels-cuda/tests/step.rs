@@ -8,7 +8,7 @@ mod step;
 mod turn;
 
 use fracbit_kernels::cases;
-use fracbit_kernels_cuda::ops::{self, CacheType, Draw, Gate};
+use fracbit_kernels_cuda::ops::{self, AttentionShape, Cache, CacheType, Draw, Gate};
 use fracbit_kernels_cuda::{Buffer, Limits, shim::Shim};
 use sample::{Logits, check};
 use std::path::Path;
@@ -104,6 +104,35 @@ fn every_case(kind: CacheType) {
         }
         bench.check_together(&[300, 0, 64, 17, 128, 63, 1, 511]).expect("a launch");
         bench.check_together(&[5, 480, 65]).expect("a launch");
+    }
+}
+
+#[test]
+fn pages_are_copied_with_their_scales() {
+    let device = device(1);
+    let shape = AttentionShape { heads: 4, kv_heads: 2, d: 40, capacity: 200 };
+    for kind in [CacheType::Half, CacheType::Eight, CacheType::Six, CacheType::Four] {
+        let cache = Cache::new(&device, &shape, kind, 3).expect("memory");
+        let both = [&cache.keys, &cache.values];
+        let bytes = both.map(|of| (0..of.bytes()).map(|i| (i * 89 % 251) as u8).collect::<Vec<u8>>());
+        both.iter().zip(&bytes).for_each(|(of, bytes)| of.write(bytes).expect("a copy"));
+        cache.copy_page(&shape, 2, 0).expect("a copy");
+        for (of, mut want) in both.into_iter().zip(bytes) {
+            let page = want.len() / 3;
+            want.copy_within(2 * page.., 0);
+            assert_eq!(of.read::<u8>(want.len()).expect("a copy"), want, "{kind:?}");
+        }
+        let all = both.iter().map(|of| of.bytes()).sum::<usize>();
+        assert_eq!(all, 3 * kind.page_bytes(shape.kv_heads, shape.d), "{kind:?}");
+    }
+}
+
+/// Rows that are not of numbers, and rows of nothing, as the processor rounds them.
+#[test]
+fn strange_rows_are_rounded_as_on_the_processor() {
+    let device = device(1);
+    for kind in [CacheType::Eight, CacheType::Six, CacheType::Four] {
+        step::check_rows(&device, kind).expect("a launch");
     }
 }
 

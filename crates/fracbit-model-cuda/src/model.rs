@@ -48,6 +48,9 @@ pub enum Error {
     /// A cache of another element type.
     #[error("the cache on a GPU should be of 16, 8, 6 or 4 bits, got {}", .0.bits())]
     Kind(KvType),
+    /// A cache of few bits of a model whose keys have biases.
+    #[error("the cache on a GPU should be of 16 bits for models with biases of keys, got {}", .0.bits())]
+    KeyBiases(KvType),
     /// A cache of few bits of heads that kernels do not take.
     #[error(
         "the cache on a GPU should be of 16 bits for heads of {head_dim} numbers, which is no multiple of \

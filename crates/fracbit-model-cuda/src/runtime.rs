@@ -106,7 +106,7 @@ impl<'d, D: Device> Runtime for DeviceModel<'d, D> {
     }
 
     fn pool(&self, kind: KvType, pages: usize) -> Result<PagePool<DeviceMemory<'d, D>>, ModelError> {
-        let kind = cache_type(kind, self.config.head_dim)?;
+        let kind = cache_type(kind, &self.config)?;
         let shape = self.attention_shape(0);
         let most = Cache::<D>::most_pages(&shape);
         if pages > most {

@@ -73,9 +73,10 @@ impl<'d, D: Device> DeviceModel<'d, D> {
     /// The same with a cache of another kind.
     ///
     /// # Errors
-    /// [`fracbit_kernels_cuda::DeviceError::Memory`], [`Error::Kind`] or [`Error::Heads`].
+    /// [`fracbit_kernels_cuda::DeviceError::Memory`], [`Error::Kind`] [`Error::KeyBiases`] or
+    /// [`Error::Heads`].
     pub fn state_of(&self, capacity: usize, kind: KvType) -> Result<DeviceState<'d, D>, Error> {
-        let kind = cache_type(kind, self.config.head_dim)?;
+        let kind = cache_type(kind, &self.config)?;
         let work = self.work_for(capacity)?;
         let pool = self.pool_of(self.attention_shape(capacity), kind, capacity.div_ceil(POSITIONS))?;
         let mut sequence = DeviceSequence::new(pool, capacity, work.rows);

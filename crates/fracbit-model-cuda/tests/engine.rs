@@ -51,9 +51,9 @@ fn run<R: Runtime>(
     model: &R,
     prompts: &[Vec<u32>],
     sequences: usize,
-    pages: Option<usize>,
+    (kv, pages): (KvType, Option<usize>),
 ) -> (Vec<(Vec<u32>, usize)>, usize) {
-    let options = EngineOptions { sequences, context: CONTEXT, pages, ..EngineOptions::default() };
+    let options = EngineOptions { sequences, context: CONTEXT, kv, pages, ..EngineOptions::default() };
     let (done, preempted) = run_with(model, prompts, options);
     (done.into_iter().map(|(tokens, done)| (tokens, done.cached)).collect(), preempted)
 }
@@ -87,21 +87,28 @@ fn run_with<R: Runtime>(
 /// Grouped heads.
 #[test]
 fn sequences_together_get_the_tokens_they_get_alone() {
-    together_as_alone(&[("llama3", 10)]);
+    together_as_alone(&[("llama3", 10, KvType::I16)]);
 }
 
 /// Norms of heads, biases, a sliding window, experts: beside the one above, where there are two
 /// processors.
 #[test]
 fn a_few_sequences_of_other_models_get_the_tokens_they_get_alone() {
-    together_as_alone(&[("qwen3", 4), ("qwen2", 4), ("mistral", 4), ("granite-moe", 4)]);
+    let models = ["qwen3", "qwen2", "mistral", "granite-moe"];
+    together_as_alone(&models.map(|name| (name, 4, KvType::I16)));
+}
+
+/// Caches of codes: pages that sequences share, give up and copy, and recorded steps of each kind.
+#[test]
+fn sequences_with_caches_of_few_bits_get_the_tokens_they_get_alone() {
+    together_as_alone(&[("qwen3", 4, KvType::I8), ("mistral", 4, KvType::I6), ("llama3", 10, KvType::I4)]);
 }
 
 /// Runs so many sequences of reference checkpoints at once and one after the other.
-fn together_as_alone(models: &[(&str, usize)]) {
+fn together_as_alone(models: &[(&str, usize, KvType)]) {
     let Some(references) = references() else { return };
     let device = device();
-    for &(name, count) in models {
+    for &(name, count, kv) in models {
         let r: &Reference = references.iter().find(|r| r.name == name).expect("a reference");
         let source = r.source(RotationMode::Online, 7);
         let model = dense(&device, &source);
@@ -119,10 +126,10 @@ fn together_as_alone(models: &[(&str, usize)]) {
                 prompt
             })
             .collect();
-        let (alone, _) = run(&model, &prompts, 1, None);
+        let (alone, _) = run(&model, &prompts, 1, (kv, None));
         assert!(alone.iter().zip(12..).all(|((tokens, _), most)| tokens.len() == most));
         let check = |pages: Option<usize>| {
-            let (together, preempted) = run(&model, &prompts, count, pages);
+            let (together, preempted) = run(&model, &prompts, count, (kv, pages));
             for (i, ((got, _), (want, _))) in together.iter().zip(&alone).enumerate() {
                 assert_eq!(got, want, "{name}: sequence {i}, pages {pages:?}");
             }
@@ -134,13 +141,17 @@ fn together_as_alone(models: &[(&str, usize)]) {
             assert!(check(Some(full_pages(CONTEXT, 1))) > 0, "pages for one are too few for ten");
         }
         // A greedy one is what the decoder draws on the device.
-        let mut state = model.state(CONTEXT).expect("memory");
+        let mut state = model.state_of(CONTEXT, kv).expect("memory");
         let greedy = SampleConfig::default();
         let mut decoder = Decoder::new(&model, &mut state, &prompts[2], &greedy, 14).expect("a decoder");
         while decoder.next_token().expect("a token").is_some() {}
         assert_eq!(decoder.tokens().expect("tokens"), alone[2].0, "{name}");
-        // And, in other numbers, what the processor writes.
-        let (processor, _) = run(&Model::from_source(&source).expect("a model"), &prompts, count, None);
+        // And, in other numbers, what the processor writes; of few bits, other ones are likely.
+        if kv != KvType::I16 {
+            continue;
+        }
+        let plain = Model::from_source(&source).expect("a model");
+        let (processor, _) = run(&plain, &prompts, count, (kv, None));
         let same = alone.iter().zip(&processor).filter(|(a, b)| a.0 == b.0).count();
         eprintln!("{name}: {same} of {} texts are those of the processor", alone.len());
         assert!(2 * same > alone.len(), "{name}: {same} texts are those of the processor");
@@ -193,20 +204,30 @@ fn caches_are_read_as_those_of_the_processor() {
     let source = r.source(RotationMode::None, 0);
     let (model, plain) = (dense(&device, &source), Model::from_source(&source).expect("a model"));
     let tokens: Vec<u32> = (0..70).map(|i| (i * 31 + 7) % 97).collect();
-    fn of<R: Runtime>(model: &R, tokens: &[u32], layer: usize) -> Option<fracbit_schedule::Features> {
-        let pool = model.pool(KvType::I16, 4).expect("room");
-        let options = StateOptions { context: Some(CONTEXT), ..StateOptions::default() };
+    fn of<R: Runtime>(
+        model: &R,
+        kv: KvType,
+        tokens: &[u32],
+        layer: usize,
+    ) -> Option<fracbit_schedule::Features> {
+        let pool = model.pool(kv, 4).expect("room");
+        let options = StateOptions { context: Some(CONTEXT), kv, ..StateOptions::default() };
         let (mut work, mut states) = (model.work(CONTEXT).expect("room"), [model.sequence(&pool, &options)]);
         model.step(&mut work, &mut states, tokens, &[tokens.len()]).expect("a step");
         model.features(&states[0], layer, tokens.len() - 1)
     }
-    let (got, want) = (of(&model, &tokens, 1).expect("a layer"), of(&plain, &tokens, 1).expect("a layer"));
-    for (got, want) in [(&got.keys, &want.keys), (&got.values, &want.values)] {
-        assert_eq!(got.len(), 69 * source.config().num_key_value_heads * source.config().head_dim);
-        let most = want.iter().fold(0f32, |most, v| most.max(v.abs()));
-        assert!(got.iter().zip(want).all(|(a, b)| (a - b).abs() < 0.02 * most), "halves and integers");
+    // Halves and integers; steps of 8 bits, and those of 4 where both may round away.
+    for (kv, share) in [(KvType::I16, 0.02), (KvType::I8, 0.04), (KvType::I4, 0.4)] {
+        let [got, want] =
+            [of(&model, kv, &tokens, 1), of(&plain, kv, &tokens, 1)].map(|of| of.expect("a layer"));
+        for (got, want) in [(&got.keys, &want.keys), (&got.values, &want.values)] {
+            assert_eq!(got.len(), 69 * source.config().num_key_value_heads * source.config().head_dim);
+            let most = want.iter().fold(0f32, |most, v| most.max(v.abs()));
+            let off = got.iter().zip(want).fold(0f32, |off, (a, b)| off.max((a - b).abs()));
+            assert!(off < share * most, "{kv:?}: {off} beside {most}");
+        }
+        assert!(of(&model, kv, &tokens, 99).is_none(), "no such layer");
     }
-    assert!(of(&model, &tokens, 99).is_none(), "no such layer");
 }
 
 #[test]
@@ -216,8 +237,8 @@ fn what_a_device_does_not_hold_is_refused() {
     let model = dense(&device, &references[0].source(RotationMode::None, 0));
     let refused = |options| Engine::<_, Listener>::new(&model, options).expect_err("refused").to_string();
     let base = EngineOptions { context: CONTEXT, ..EngineOptions::default() };
-    let kind = refused(EngineOptions { kv: KvType::I8, ..base.clone() });
-    assert_eq!(kind, "the cache on a GPU should be of 16 bits, got 8");
+    let kind = refused(EngineOptions { kv: KvType::F32, ..base.clone() });
+    assert_eq!(kind, "the cache on a GPU should be of 16, 8, 6 or 4 bits, got 32");
     let pages = refused(EngineOptions { pages: Some(1 << 40), ..base.clone() });
     assert!(pages.contains("at most"), "{pages}");
 }

@@ -13,15 +13,21 @@ use fracbit_base::{Rate, Scheme, Shape};
 use fracbit_format::{Layout, PackedView};
 use fracbit_kernels::{Kernels, PackedMatrix, Precision};
 use fracbit_kernels_cuda::shim::Shim;
-use fracbit_model::{FloatId, LayerLinear, Linear, LinearId, ModelBuilder, RotationMode, SampleConfig};
+use fracbit_model::{
+    FloatId, KvType, LayerLinear, Linear, LinearId, ModelBuilder, RotationMode, SampleConfig, StateOptions,
+};
 use fracbit_model_cuda::{Builder, Decoder, DeviceModel, Error, PROMPT_FROM};
 
 fn logits(model: &DeviceModel<'_, Shim>, tokens: &[u32]) -> Vec<f32> {
-    logits_at(model, tokens, Precision::FULL)
+    logits_at(model, tokens, (Precision::FULL, KvType::I16))
 }
 
-fn logits_at(model: &DeviceModel<'_, Shim>, tokens: &[u32], precision: Precision) -> Vec<f32> {
-    let mut state = model.state(64).expect("memory");
+fn logits_at(
+    model: &DeviceModel<'_, Shim>,
+    tokens: &[u32],
+    (precision, kv): (Precision, KvType),
+) -> Vec<f32> {
+    let mut state = model.state_of(64, kv).expect("memory");
     state.set_precision(precision);
     let mut all = Vec::new();
     let mut each = |logits: &[f32]| -> Result<(), Error> {
@@ -53,6 +59,35 @@ fn every_architecture_gives_the_reference_logits() {
         let error = relative(&logits(&model, &r.tokens), &r.logits);
         assert!(error < HALF, "{} ({mode}): {error}", r.name);
         eprintln!("{} ({mode}): {error:.1e}", r.name);
+    }
+}
+
+/// As far from the float64 logits as the processor may be with a cache of as many bits, and near
+/// what that gives.
+#[test]
+fn caches_of_few_bits_give_the_logits_of_the_processor() {
+    let Some(references) = references() else { return };
+    let device = device();
+    for r in &references {
+        let source = r.source(RotationMode::None, 0);
+        let (model, plain) = (dense(&device, &source), r.model(RotationMode::None));
+        if source.config().qkv_bias {
+            let refused = model.state_of(64, KvType::I8).expect_err("refused");
+            assert!(matches!(refused, Error::KeyBiases(KvType::I8)), "{}: {refused}", r.name);
+            continue;
+        }
+        // Fewer bits may choose another expert.
+        let factor = if source.config().experts.is_some() { 3.0 } else { 1.0 };
+        for (kv, most) in [(KvType::I8, 3e-2), (KvType::I6, 0.3), (KvType::I4, 0.5)] {
+            let got = logits_at(&model, &r.tokens, (Precision::FULL, kv));
+            assert_eq!(got, logits_at(&model, &r.tokens, (Precision::FULL, kv)), "{}, {kv:?}", r.name);
+            let mut state = plain.state(&StateOptions { kv, ..common::F32 });
+            let want = common::logits(&plain, &mut state, &r.tokens);
+            let (error, off) = (relative(&got, &r.logits), relative(&got, &want));
+            eprintln!("{} {kv:?}: {error:.1e}, from the processor's {off:.1e}", r.name);
+            assert!(error < factor * most, "{}, {kv:?}: {error}", r.name);
+            assert!(off < factor * most, "{}, {kv:?}: {off} from the processor's", r.name);
+        }
     }
 }
 
@@ -173,7 +208,7 @@ fn packed(
         let plain = plain.build().expect("a whole model");
         let mut state = plain.state(&common::F32);
         let want = common::logits(&plain, &mut state, &r.tokens);
-        let error = relative(&logits_at(&model, &r.tokens, precision), &want);
+        let error = relative(&logits_at(&model, &r.tokens, (precision, KvType::I16)), &want);
         assert!(error < bound, "{}, {schemes:?} at {bits:?} bits: {error}", r.name);
         eprintln!("{}, {schemes:?} at {bits:?} bits: {error:.1e}", r.name);
     }
@@ -236,11 +271,24 @@ fn long_prompts_give_the_logits_of_short_steps() {
     // Two of four experts for each token: most have enough to be expanded.
     for (name, tokens) in [("llama3", PROMPT_FROM + 5), ("mixtral", 3 * PROMPT_FROM)] {
         let r: &Reference = references.iter().find(|r| r.name == name).expect("a reference");
-        long_prompt(&device, r, tokens);
+        long_prompt(&device, r, tokens, (KvType::I16, HALF));
     }
 }
 
-fn long_prompt(device: &Shim, r: &Reference, count: usize) {
+/// The same with caches of codes, which prompts halve; other roundings before them move codes.
+#[test]
+fn long_prompts_over_few_bits_give_the_logits_of_short_steps() {
+    let Some(references) = references() else { return };
+    let device = device();
+    for (name, kv, bound) in
+        [("llama3", KvType::I8, 2e-2), ("qwen3", KvType::I6, 0.2), ("mistral", KvType::I4, 0.4)]
+    {
+        let r: &Reference = references.iter().find(|r| r.name == name).expect("a reference");
+        long_prompt(&device, r, PROMPT_FROM + 5, (kv, bound));
+    }
+}
+
+fn long_prompt(device: &Shim, r: &Reference, count: usize, (kv, bound): (KvType, f64)) {
     let source = r.source(RotationMode::None, 0);
     let config = source.config();
     let mut builder = Builder::new(device, config.clone(), source.rotations().clone());
@@ -261,7 +309,7 @@ fn long_prompt(device: &Shim, r: &Reference, count: usize) {
     let model = builder.build().expect("a whole model");
     let tokens: Vec<u32> = (0..count).map(|i| (i * 37 % config.vocab_size) as u32).collect();
     let run = |step: usize| {
-        let mut state = model.state(count + 9).expect("memory");
+        let mut state = model.state_of(count + 9, kv).expect("memory");
         let mut all = Vec::new();
         for some in tokens.chunks(step) {
             let mut each = |logits: &[f32]| -> Result<(), Error> {
@@ -277,7 +325,7 @@ fn long_prompt(device: &Shim, r: &Reference, count: usize) {
     assert_eq!(whole.len(), tokens.len() * config.vocab_size);
     for got in [whole, two] {
         let error = relative(&got, &want);
-        assert!(error > 0.0 && error < HALF, "{error}: another way of rounding, not another result");
+        assert!(error > 0.0 && error < bound, "{kv:?}, {error}: another way of rounding, not another result");
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{
     Buffer, DeviceError, Gpu,
-    ops::{self, Before, Cache, Draw, Gate, SampleWork, Step, StepRows},
+    ops::{self, Before, Cache, CacheType, Draw, Gate, PAGE, SampleWork, Step, StepRows},
 };
 use std::error::Error;
 
@@ -29,43 +29,57 @@ pub(crate) fn run(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
 }
 
 fn attention(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
-    for (heads, kv_heads, d) in [(32, 8, 128), (32, 8, 64), (8, 4, 256)] {
-        let sized = |capacity, sequences| {
-            let (norms, rotation, window) = (false, true, 0);
-            Attention {
-                heads,
-                kv_heads,
-                d,
-                capacity,
-                sequences,
-                norms,
-                rotation,
-                window,
-                cap: 0.0,
-                growth: false,
-            }
-        };
-        let of = |capacity| sized(capacity, 1);
-        sized(600, 8).on(gpu, 2)?.check_together(&[300, 0, 64, 17, 128, 63, 1, 511])?;
-        let mut bench = of(4100).on(gpu, 1)?;
-        let mut worst = 0f64;
-        for (before, rows) in [(0, 1), (127, 1), (2047, 1), (2000, 8), (4095, 1)] {
-            worst = worst.max(bench.check(before, rows)?);
+    for kind in [CacheType::Half, CacheType::Eight, CacheType::Six, CacheType::Four] {
+        for (heads, kv_heads, d) in [(32, 8, 128), (32, 8, 64), (8, 4, 256)] {
+            attention_of(gpu, kind, (heads, kv_heads, d))?;
         }
-        println!(
-            "attention, {heads} heads, {kv_heads} of keys, {d} wide: worst error {worst:.3} of its bound"
-        );
-        if worst >= 1.0 {
-            return Err("attention is wrong".into());
+    }
+    Ok(())
+}
+
+fn attention_of(
+    gpu: &Gpu,
+    kind: CacheType,
+    (heads, kv_heads, d): (usize, usize, usize),
+) -> Result<(), Box<dyn Error>> {
+    let sized = |capacity, sequences| {
+        let (norms, rotation, window) = (false, true, 0);
+        Attention {
+            heads,
+            kv_heads,
+            d,
+            capacity,
+            sequences,
+            norms,
+            rotation,
+            window,
+            cap: 0.0,
+            growth: false,
+            kind,
+            turned: kind.codes(),
         }
-        let bench = of(16_384).on(gpu, 1)?;
-        for context in [128, 2048, 4096, 16_384] {
-            for rows in [1, 8] {
-                let us = timed_attention(gpu, &bench, context, rows)?;
-                let bytes = 4.0 * (kv_heads * context * d) as f64;
-                let share = 100.0 * bytes / (us * 1e-6) / COPY;
-                println!("attention, context {context}, {rows} tokens: {us:.2} us, {share:.0} % of a copy");
-            }
+    };
+    let of = |capacity| sized(capacity, 1);
+    sized(600, 8).on(gpu, 2)?.check_together(&[300, 0, 64, 17, 128, 63, 1, 511])?;
+    let mut bench = of(4100).on(gpu, 1)?;
+    let mut worst = 0f64;
+    for (before, rows) in [(0, 1), (127, 1), (2047, 1), (2000, 8), (4095, 1)] {
+        worst = worst.max(bench.check(before, rows)?);
+    }
+    let what = format!("attention, {kind:?}, {heads} heads, {kv_heads} of keys, {d} wide");
+    println!("{what}: worst error {worst:.3} of its bound");
+    if worst >= 1.0 {
+        return Err("attention is wrong".into());
+    }
+    let bench = of(16_384).on(gpu, 1)?;
+    for context in [128, 2048, 4096, 16_384] {
+        for rows in [1, 8] {
+            let us = timed_attention(gpu, &bench, context, rows)?;
+            let bytes = (kind.page_bytes(kv_heads, d) * context / PAGE) as f64;
+            let share = 100.0 * bytes / (us * 1e-6) / COPY;
+            println!(
+                "attention, {kind:?}, context {context}, {rows} tokens: {us:.2} us, {share:.0} % of a copy"
+            );
         }
     }
     Ok(())
@@ -78,14 +92,10 @@ fn timed_attention(
     context: usize,
     rows: usize,
 ) -> Result<f64, DeviceError> {
-    let shape = &bench.shape;
-    let read = 4 * shape.kv_heads * context * shape.d;
+    let read = bench.page_bytes() * context.div_ceil(PAGE);
     let count = COLD.div_ceil(read).clamp(4, LAUNCHES);
     // With room for the longest context, as in a model; their content does not matter.
-    let room = || Buffer::room(gpu, bench.bytes(), "KV cache");
-    let caches: Vec<Cache<'_, Gpu>> = (0..count)
-        .map(|_| Ok(Cache { keys: room()?, values: room()? }))
-        .collect::<Result<_, DeviceError>>()?;
+    let caches: Vec<Cache<'_, Gpu>> = (0..count).map(|_| bench.room()).collect::<Result<_, _>>()?;
     bench.at(context - rows, rows)?;
     time(gpu, LAUNCHES, |i| bench.launch(&caches[i % count], StepRows::of_one(rows)))
 }

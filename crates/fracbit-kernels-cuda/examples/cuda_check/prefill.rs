@@ -1,12 +1,16 @@
 //! What long prompts run on: products with many tokens, expansion and attention, timed and compared
 //! with sums on the processor.
 
+use crate::step::rows::{self, Row};
 use crate::time;
 use fracbit_base::{Scheme, Shape};
 use fracbit_kernels::cases::{self, Packed, Random};
 use fracbit_kernels_cuda::{
     Buffer, Device as _, DeviceMatrix, Gpu,
-    ops::{self, AttentionShape, Cache, DenseMatrix, Gemm, HeadOptions, PAGE, PageTables, Step, StepRows},
+    ops::{
+        self, AttentionShape, Cache, CacheType, DenseMatrix, Gemm, Halved, HeadOptions, PAGE, PageTables,
+        Step, StepRows,
+    },
 };
 use half::f16;
 use std::error::Error;
@@ -37,8 +41,10 @@ pub(crate) fn run(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
     println!(
         "\n| attention of 1024 rows, 32 heads, 8 kv, d 128 | µs, `heads` included | TFLOP/s |\n| --- | --- | --- |"
     );
-    for position in [0, 4096] {
-        wrong.extend(attention(gpu, position)?);
+    for kind in [CacheType::Half, CacheType::Eight, CacheType::Six, CacheType::Four] {
+        for position in [0, 4096] {
+            wrong.extend(attention(gpu, kind, position)?);
+        }
     }
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
 }
@@ -144,17 +150,28 @@ fn integers(gpu: &Gpu) -> Result<(), Box<dyn Error>> {
 }
 
 /// Attention of Llama-3-8B for 1024 rows after `position` others.
-fn attention(gpu: &Gpu, position: usize) -> Wrong {
+fn attention(gpu: &Gpu, kind: CacheType, position: usize) -> Wrong {
     const ROWS: usize = 1024;
     let mut wrong = None;
     let held = position + ROWS;
     let shape = AttentionShape { heads: 32, kv_heads: 8, d: 128, capacity: held };
     let (d, width) = (shape.d, shape.row());
     let pages = held.div_ceil(PAGE);
-    let (cache, tables) = (Cache::new(gpu, &shape, pages)?, PageTables::new(gpu, 1, held)?);
-    let (keys, values) = (halves(8 * pages * PAGE * d, 3), halves(8 * pages * PAGE * d, 4));
-    cache.keys.write(&keys)?;
-    cache.values.write(&values)?;
+    let (cache, tables) = (Cache::new(gpu, &shape, kind, pages)?, PageTables::new(gpu, 1, held)?);
+    let halved = kind.codes().then(|| Halved::new(gpu, &shape, pages)).transpose()?;
+    // (kv_heads, position), of positions before these rows.
+    let old = [0, 1].map(|which| -> Vec<Row> {
+        let numbers = cases::activations(8 * position * d, 3 + which as u64);
+        numbers.chunks_exact(d).map(|row| Row::of(kind, which, row)).collect()
+    });
+    for (which, to) in [&cache.keys, &cache.values].into_iter().enumerate() {
+        let (mut all, bytes) = (vec![0u8; to.bytes()], kind.blocks(d)[which]);
+        for (i, row) in old[which].iter().enumerate() {
+            let (kv, p) = (i / position, i % position);
+            rows::put(row, which, &mut all[(p / PAGE * 8 + kv) * bytes..][..bytes], p % PAGE);
+        }
+        to.write(&all)?;
+    }
     let qkv = cases::activations(ROWS * width, 5);
     let step = Buffer::of(gpu, &[Step::new(&[position], &[])], "step")?;
     let input = Buffer::of(gpu, &qkv, "qkv")?;
@@ -167,23 +184,21 @@ fn attention(gpu: &Gpu, position: usize) -> Wrong {
         cap: 0.0,
         eps: 0.0,
         window: 0,
+        head_turn: None,
+        halved: halved.as_ref(),
     };
     let run =
         || ops::attention(&step, &input, (&cache, &tables), &out, StepRows::of_one(ROWS), &shape, &options);
     run()?;
     let got: Vec<f32> = out.read(ROWS * shape.heads * d)?;
     let of_row = |p: usize, head: usize| &qkv[(p - position) * width + head * d..][..d];
-    let rounded = |v: f32| f64::from(f16::from_f32(v));
     for (row, head) in [(0, 0), (1, 31), (63, 8), (64, 9), (500, 17), (1000, 30), (1023, 3)] {
         let (q, kv) = (of_row(position + row, head), head / 4);
         let cached = |part: usize, p: usize| -> Vec<f64> {
             if p < position {
-                return [&keys, &values][part][((p / PAGE * 8 + kv) * PAGE + p % PAGE) * d..][..d]
-                    .iter()
-                    .map(|&h| value(h))
-                    .collect();
+                return old[part][kv * position + p].numbers();
             }
-            of_row(p, 32 + 8 * part + kv).iter().map(|&v| rounded(v)).collect()
+            Row::of(kind, part, of_row(p, 32 + 8 * part + kv)).numbers()
         };
         let (mut total, mut sums) = (0.0, vec![0.0; d]);
         for p in 0..=position + row {
@@ -196,7 +211,9 @@ fn attention(gpu: &Gpu, position: usize) -> Wrong {
             let error = (f64::from(got) - sum / total).abs();
             if error.is_nan() || error > 4e-3 {
                 wrong.get_or_insert_with(|| {
-                    format!("attention after {position}, row {row}, head {head}, column {i}: {error}")
+                    format!(
+                        "{kind:?}, attention after {position}, row {row}, head {head}, column {i}: {error}"
+                    )
                 });
             }
         }
@@ -204,6 +221,6 @@ fn attention(gpu: &Gpu, position: usize) -> Wrong {
     // Queries were scaled in place: what follows is the same work on other numbers.
     let us = time(gpu, LAUNCHES, |_| run())?;
     let seen = ROWS * position + ROWS * (ROWS + 1) / 2;
-    println!("| after {position} | {us:.1} | {:.0} |", 4e-6 * (seen * d * shape.heads) as f64 / us);
+    println!("| {kind:?}, after {position} | {us:.1} | {:.0} |", 4e-6 * (seen * d * shape.heads) as f64 / us);
     Ok(wrong)
 }

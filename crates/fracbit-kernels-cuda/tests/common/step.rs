@@ -11,7 +11,7 @@ use fracbit_kernels_cuda::{
 };
 use rows::Row;
 
-mod rows;
+pub(crate) mod rows;
 
 /// What attention is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +38,7 @@ pub(crate) struct Attention {
 #[derive(Debug)]
 pub(crate) struct Bench<'d, D: Device> {
     of: Attention,
-    pub(crate) shape: AttentionShape,
+    shape: AttentionShape,
     norms: [Vec<f32>; 2],
     turns: Vec<f32>,
     qkv: Vec<f32>,
@@ -143,6 +143,12 @@ impl<D: Device> Bench<'_, D> {
         let [keys, values] = [&self.cache.keys, &self.cache.values];
         let [keys, values] = [keys, values].map(|of| Buffer::room(of.device(), of.bytes(), "KV cache"));
         Ok(Cache { keys: keys?, values: values?, kind: self.of.kind })
+    }
+
+    /// Bytes of a page, keys and values.
+    #[allow(dead_code, reason = "for timings on a GPU")]
+    pub(crate) fn page_bytes(&self) -> usize {
+        self.of.kind.page_bytes(self.shape.kv_heads, self.shape.d)
     }
 
     /// Bytes of the block of keys or values that holds a row of a (kv_heads, capacity) cache of a
@@ -345,4 +351,68 @@ impl<D: Device> Bench<'_, D> {
         }
         Ok(worst)
     }
+}
+
+/// Writes a row of each kind that rounding treats apart as a key and as a value.
+///
+/// # Panics
+/// When the cache does not hold what the processor makes of it.
+#[allow(dead_code, reason = "for the shim alone")]
+pub(crate) fn check_rows<D: Device>(device: &D, kind: CacheType) -> Result<(), DeviceError> {
+    const D: usize = 72;
+    let shape = AttentionShape { heads: 1, kv_heads: 1, d: D, capacity: 64 };
+    let plain = cases::activations(D, 9);
+    let with = |at: usize, v: f32| {
+        let mut row = plain.clone();
+        row[at] = v;
+        row
+    };
+    // Of equal magnitudes the first says the sign; halfway, tiny, and what is no number.
+    let alternating = |i: usize| [-3.0, 3.0][i % 2];
+    let cases = [
+        plain.clone(),
+        plain.iter().map(|v| -v).collect(),
+        (0..D).map(alternating).collect(),
+        (0..D).map(|i| alternating(i + 1)).collect(),
+        (0..D).map(|i| i as f32 - 35.5).collect(),
+        vec![0.0; D],
+        vec![1e-31; D],
+        plain.iter().map(|v| v * 1e-29).collect(),
+        plain.iter().map(|v| v * 1e30).collect(),
+        with(5, f32::INFINITY),
+        with(71, f32::NEG_INFINITY),
+        with(40, f32::NAN),
+        with(33, -1e20),
+    ];
+    let (work, tables) = (AttentionWork::new(device, &shape)?, PageTables::new(device, 1, 64)?);
+    let out = Buffer::zeroed(device, 4 * D, "out")?;
+    for (position, row) in cases.iter().enumerate() {
+        let cache = Cache::new(device, &shape, kind, 1)?;
+        let step = Buffer::of(device, &[Step::new(&[position], &[0])], "step")?;
+        let qkv = Buffer::of(device, &[&plain[..], row, row].concat(), "qkv")?;
+        let options = HeadOptions {
+            query_norm: None,
+            key_norm: None,
+            turns: None,
+            growth: None,
+            cap: 0.0,
+            eps: EPS,
+            window: 1,
+            head_turn: None,
+            halved: None,
+        };
+        ops::attend_few(&step, &qkv, (&cache, &tables), &out, StepRows::of_one(1), &options, &work)?;
+        for (which, of) in [&cache.keys, &cache.values].into_iter().enumerate() {
+            let want = Row::of(kind, which, row);
+            let got = rows::get(&want, which, &of.read::<u8>(of.bytes())?, position);
+            // What is no number is not equal to itself: as text it is.
+            assert_eq!(format!("{got:?}"), format!("{want:?}"), "{kind:?}, row {position} of cache {which}");
+        }
+        let out: Vec<f32> = out.read(D)?;
+        // Sums are of halves.
+        let (real, small) = (row.iter().all(|v| v.is_finite()), row.iter().all(|v| v.abs() < 6e4));
+        let good = |v: &f32| v.is_finite() == real || (real && !small);
+        assert!(out.iter().all(good), "{kind:?}, row {position}: {out:?}");
+    }
+    Ok(())
 }
