@@ -154,8 +154,8 @@ const TURN: usize = 256;
 
 /// Scores windows of tokens on a device, beside a baseline there if one is given: every token but
 /// the last of a window predicts the next. Nested weights are read as a precision says, whose bits
-/// per weight are given with it and with what the model's cache is made of; that of the baseline has
-/// 16 bits.
+/// per weight are given with it and with what the model's cache is made of; that of the baseline
+/// has 16 bits.
 ///
 /// # Errors
 /// When the device fails, a window does not fit a model, or the two have different vocabularies.

@@ -1,13 +1,13 @@
 //! Keys and values on a device, in pages.
 
 use crate::Error;
+use crate::model::head_rotation;
 use fracbit_io::{ModelConfig, QkNorm};
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError,
     ops::{AttentionShape, Cache, CacheType, Halved, PageTables, Step},
 };
 use fracbit_model::{Cached, KvType, PageList, PageMemory, PagePool, Precision, pages::POSITIONS};
-use fracbit_rotation::Rotation;
 use fracbit_schedule::Features;
 use half::f16;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -87,14 +87,6 @@ impl<D: Device> PageMemory for DeviceMemory<'_, D> {
         let copied = self.caches.iter().try_for_each(|cache| cache.copy_page(&self.shape, from, to));
         copied.map_err(|error| Error::from(error).into())
     }
-}
-
-/// The rotation of queries and keys of caches of codes: that of the processor.
-///
-/// # Panics
-/// Never: heads are narrow enough to be rotated.
-pub(crate) fn head_rotation(head_dim: usize) -> Rotation {
-    Rotation::new(head_dim, 0, 0).expect("heads are narrow enough to be rotated")
 }
 
 /// One sequence.

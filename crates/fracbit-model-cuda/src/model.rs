@@ -1,6 +1,5 @@
 //! Weights on the device and the graph over them.
 
-use crate::cache::head_rotation;
 use fracbit_format::{PackedMatrixData, PackedView};
 use fracbit_io::{ModelConfig, QkNorm};
 use fracbit_kernels_cuda::{
@@ -489,6 +488,14 @@ pub fn tables<'d, D: Device>(
 ) -> Result<RotationTables<'d, D>, DeviceError> {
     let (signs, factors) = parts(rotation);
     RotationTables::new(device, &signs, &factors)
+}
+
+/// The rotation of queries and keys of caches of codes: that of the processor.
+///
+/// # Panics
+/// Never: heads are narrow enough to be rotated.
+pub(crate) fn head_rotation(head_dim: usize) -> Rotation {
+    Rotation::new(head_dim, 0, 0).expect("heads are narrow enough to be rotated")
 }
 
 /// The scaled signs of a rotation and its dense factors: their orders, and entries by rows.

@@ -159,7 +159,7 @@ pub struct HeadTurn<'d, D: Device> {
 
 impl<'d, D: Device> HeadTurn<'d, D> {
     /// Of heads of as many dimensions as there are `signs` (scaled by the root of their number),
-    /// with dense `factors` (order, entries by rows), slowest first, and a Walsh matrix behind them.
+    /// with dense `factors` (order, entries by rows), slowest first, and a Walsh matrix behind.
     ///
     /// # Errors
     /// [`DeviceError::Memory`].

@@ -12,9 +12,10 @@ pub enum CacheType {
     Half,
     /// 8-bit integers and a scale for every key and value of a head.
     ///
-    /// Keys, and values, are (pages, kv_heads) blocks of the codes of [`PAGE`] positions, then their
-    /// f32 scales. Keys lie position by position, signed bytes in rows padded to 16 dimensions.
-    /// Values are bytes that are 128 more; those of two neighbouring positions alternate.
+    /// Keys, and values, are (pages, kv_heads) blocks of the codes of [`PAGE`] positions, then
+    /// their f32 scales. Keys lie position by position, signed bytes in rows padded to 16
+    /// dimensions. Values are bytes that are 128 more; those of two neighbouring positions
+    /// alternate.
     Eight,
     /// Keys as in [`Self::Eight`] and values as in [`Self::Four`].
     Six,
