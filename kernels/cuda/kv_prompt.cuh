@@ -1,7 +1,7 @@
 // Prompts over a cache of codes: heads are prepared and written, and what the rows see is turned into halves for prompt.cuh.
 //
 // Blocks of prompt.cuh read each key and value once for every 64 rows and every head of a group: turned into halves there, a code would
-// be some tens of times, and its instructions are those of a fourth of the products. Written once it costs 4 bytes of traffic.
+// be some tens of times, and its instructions are those of a fourth of the products. Written once it costs some 3 bytes of traffic.
 #pragma once
 #include "attend_few.cuh"
 

@@ -125,7 +125,7 @@ fn head_turn<D: Device>(device: &D, d: usize, seed: u64) -> Result<(HeadTurn<'_,
     let turn = HeadTurn::new(device, &signs, if order > 1 { &factors } else { &[] })?;
     let entry = |at: usize| {
         let (i, j) = (at / d, at % d);
-        let sign = if (i % walsh & j % walsh).count_ones() % 2 == 1 { -1.0 } else { 1.0 };
+        let sign = if ((i % walsh) & (j % walsh)).count_ones() % 2 == 1 { -1.0 } else { 1.0 };
         let dense = if order > 1 { f64::from(dense[i / walsh * order + j / walsh]) } else { 1.0 };
         sign * dense * f64::from(signs[j])
     };
