@@ -78,7 +78,10 @@ fn caches_of_few_bits_give_the_logits_of_the_processor() {
         }
         // Fewer bits may choose another expert.
         let factor = if source.config().experts.is_some() { 3.0 } else { 1.0 };
-        for (kv, most) in [(KvType::I8, 3e-2), (KvType::I6, 0.3), (KvType::I4, 0.5)] {
+        // Codes of 4 bits that other roundings before them move count for more.
+        for (kv, most, near) in
+            [(KvType::I8, 3e-2, 4.0 * HALF), (KvType::I6, 0.3, 0.1), (KvType::I4, 0.5, 0.1)]
+        {
             let got = logits_at(&model, &r.tokens, (Precision::FULL, kv));
             assert_eq!(got, logits_at(&model, &r.tokens, (Precision::FULL, kv)), "{}, {kv:?}", r.name);
             let mut state = plain.state(&StateOptions { kv, ..common::F32 });
@@ -86,7 +89,7 @@ fn caches_of_few_bits_give_the_logits_of_the_processor() {
             let (error, off) = (relative(&got, &r.logits), relative(&got, &want));
             eprintln!("{} {kv:?}: {error:.1e}, from the processor's {off:.1e}", r.name);
             assert!(error < factor * most, "{}, {kv:?}: {error}", r.name);
-            assert!(off < factor * most, "{}, {kv:?}: {off} from the processor's", r.name);
+            assert!(off < near, "{}, {kv:?}: {off} from the processor's", r.name);
         }
     }
 }

@@ -40,17 +40,6 @@ impl Row {
             Self::Levels(places, scale) => places.iter().map(|at| level(at) * f64::from(*scale)).collect(),
         }
     }
-
-    /// How far from `x`, the largest number of which is `largest`, a number may be: half a step of
-    /// its representation.
-    pub(crate) fn step(&self, x: f64, largest: f64) -> f64 {
-        match self {
-            Self::Halves(_) => 2e-3 * x.abs() + 1e-5,
-            Self::Bytes(..) => largest * (0.501 / 127.0),
-            // Of -108 beside 127: what lies beyond the least level.
-            Self::Levels(..) => largest * (19.01 / 127.0),
-        }
-    }
 }
 
 /// The byte of a block that holds dimension `i` of a row, and which of its halves.
