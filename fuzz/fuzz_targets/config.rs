@@ -1,3 +1,5 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fracbit_fuzz::run("config", bytes));
+use fracbit_fuzz::CONFIG;
+
+libfuzzer_sys::fuzz_target!(init: CONFIG.begin(), |bytes: &[u8]| (CONFIG.body)(bytes));

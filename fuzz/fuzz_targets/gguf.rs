@@ -1,3 +1,5 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fracbit_fuzz::run("gguf", bytes));
+use fracbit_fuzz::GGUF;
+
+libfuzzer_sys::fuzz_target!(init: GGUF.begin(), |bytes: &[u8]| (GGUF.body)(bytes));

@@ -1,3 +1,5 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fracbit_fuzz::run("header", bytes));
+use fracbit_fuzz::HEADER;
+
+libfuzzer_sys::fuzz_target!(init: HEADER.begin(), |bytes: &[u8]| (HEADER.body)(bytes));

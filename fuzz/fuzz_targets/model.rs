@@ -1,3 +1,5 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fracbit_fuzz::run("model", bytes));
+use fracbit_fuzz::MODEL;
+
+libfuzzer_sys::fuzz_target!(init: MODEL.begin(), |bytes: &[u8]| (MODEL.body)(bytes));

@@ -1,3 +1,5 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fracbit_fuzz::run("plan", bytes));
+use fracbit_fuzz::PLAN;
+
+libfuzzer_sys::fuzz_target!(init: PLAN.begin(), |bytes: &[u8]| (PLAN.body)(bytes));

@@ -1,3 +1,5 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fracbit_fuzz::run("profile", bytes));
+use fracbit_fuzz::PROFILE;
+
+libfuzzer_sys::fuzz_target!(init: PROFILE.begin(), |bytes: &[u8]| (PROFILE.body)(bytes));

@@ -1,3 +1,5 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fracbit_fuzz::run("request", bytes));
+use fracbit_fuzz::REQUEST;
+
+libfuzzer_sys::fuzz_target!(init: REQUEST.begin(), |bytes: &[u8]| (REQUEST.body)(bytes));

@@ -1,3 +1,5 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fracbit_fuzz::run("template", bytes));
+use fracbit_fuzz::TEMPLATE;
+
+libfuzzer_sys::fuzz_target!(init: TEMPLATE.begin(), |bytes: &[u8]| (TEMPLATE.body)(bytes));

@@ -1,7 +1,10 @@
 #![no_main]
 
+use fracbit_fuzz::TOKENIZER;
+
 libfuzzer_sys::fuzz_target!(
     init: {
+        TOKENIZER.begin();
         let stop = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             // Those of this crate are caught where it is called.
@@ -10,5 +13,5 @@ libfuzzer_sys::fuzz_target!(
             }
         }));
     },
-    |bytes: &[u8]| fracbit_fuzz::run("tokenizer", bytes)
+    |bytes: &[u8]| (TOKENIZER.body)(bytes)
 );

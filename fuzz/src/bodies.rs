@@ -1,6 +1,6 @@
 //! What each target does with its bytes, and what a search begins with. Plain functions: the fuzzer
-//! calls them, and so do tests of the workspace on stable Rust (`tests/tests/hostile/mutated.rs`,
-//! which includes this file).
+//! calls them, and so do tests of the workspace (`tests/tests/hostile/mutated.rs`, which includes
+//! this file).
 
 use fracbit::{ExportOptions, ExportType, MachineProfile, Opened, Plan, Quiet};
 use fracbit_io::{
@@ -8,56 +8,97 @@ use fracbit_io::{
 };
 use fracbit_model::StateOptions;
 use std::{
+    cell::OnceCell,
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
 /// Something that reads bytes of others.
-pub(crate) struct Target {
-    pub(crate) name: &'static str,
+pub struct Target {
+    pub name: &'static str,
     /// Reads the bytes. It may refuse them, but not panic.
-    pub(crate) body: fn(&[u8]),
+    pub body: fn(&[u8]),
     /// Good input.
-    pub(crate) seeds: fn() -> Vec<Vec<u8>>,
+    pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
-pub(crate) const TARGETS: [Target; 9] = [
-    Target { name: "header", body: header, seeds: || tensors(&["llama2", "llama-tied", "qwen3-fp8"]) },
-    Target { name: "gguf", body: gguf, seeds: gguf_seeds },
-    Target { name: "config", body: config, seeds: config_seeds },
-    Target { name: "tokenizer", body: tokenizer, seeds: tokenizer_seeds },
-    Target { name: "template", body: template, seeds: template_seeds },
-    Target { name: "plan", body: plan, seeds: plan_seeds },
-    Target { name: "profile", body: profile, seeds: || vec![PROFILE.as_bytes().to_vec()] },
-    Target { name: "model", body: model, seeds: model_seeds },
-    Target { name: "request", body: request, seeds: request_seeds },
-];
+pub const HEADER: Target = Target { name: "header", body: header, seeds: header_seeds };
+pub const GGUF: Target = Target { name: "gguf", body: gguf, seeds: gguf_seeds };
+pub const CONFIG: Target = Target { name: "config", body: config, seeds: config_seeds };
+pub const TOKENIZER: Target = Target { name: "tokenizer", body: tokenizer, seeds: tokenizer_seeds };
+pub const TEMPLATE: Target = Target { name: "template", body: template, seeds: template_seeds };
+pub const PLAN: Target = Target { name: "plan", body: plan, seeds: plan_seeds };
+pub const PROFILE: Target = Target { name: "profile", body: profile, seeds: profile_seeds };
+pub const MODEL: Target = Target { name: "model", body: model, seeds: model_seeds };
+pub const REQUEST: Target = Target { name: "request", body: request, seeds: request_seeds };
 
 /// A file of the repository.
 fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name)
 }
 
-fn bytes(name: &str) -> Vec<u8> {
-    fs::read(file(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+/// What a file of the repository holds, read once.
+fn bytes(name: &str) -> &'static [u8] {
+    static READ: Mutex<BTreeMap<String, &'static [u8]>> = Mutex::new(BTreeMap::new());
+    let mut read = READ.lock().unwrap_or_else(PoisonError::into_inner);
+    read.entry(name.to_owned()).or_insert_with(|| {
+        let bytes = fs::read(file(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        Box::leak(bytes.into_boxed_slice())
+    })
 }
 
 /// The files of this name of reference models.
 fn of_models(models: &[&str], name: &str) -> Vec<Vec<u8>> {
-    models.iter().map(|model| bytes(&format!("tests/reference/models/{model}/{name}"))).collect()
+    models.iter().map(|model| bytes(&format!("tests/reference/models/{model}/{name}")).to_vec()).collect()
 }
 
-/// A directory with these files.
-fn directory(files: &[(&str, &[u8])]) -> tempfile::TempDir {
-    let place = tempfile::tempdir().expect("a temporary directory");
+thread_local! {
+    /// Directories are made once: that, and taking them away, would take longer than most readers.
+    static PLACE: OnceCell<tempfile::TempDir> = const { OnceCell::new() };
+}
+
+/// A directory with these files and no others, until this thread asks for the same again.
+fn directory(files: &[(&str, &[u8])]) -> PathBuf {
+    let names: Vec<&str> = files.iter().map(|(name, _)| *name).collect();
+    let place = PLACE.with(|place| {
+        let place = place.get_or_init(|| tempfile::tempdir().expect("a temporary directory"));
+        place.path().join(names.join("+"))
+    });
+    if !place.is_dir() {
+        fs::create_dir(&place).expect("a writable place");
+    }
     for (name, bytes) in files {
-        fs::write(place.path().join(name), bytes).expect("a writable place");
+        fs::write(place.join(name), bytes).expect("a writable place");
     }
     place
 }
 
-fn tensors(models: &[&str]) -> Vec<Vec<u8>> {
-    of_models(models, "model.safetensors")
+/// A safetensors file of zeros: names, types, shapes and bytes of each element.
+fn zeros(tensors: &[(&str, &str, &[usize], usize)]) -> Vec<u8> {
+    let mut end = 0;
+    let entries = tensors.iter().map(|(name, dtype, shape, bytes)| {
+        let start = end;
+        end += shape.iter().product::<usize>() * bytes;
+        let entry = serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [start, end]});
+        ((*name).to_owned(), entry)
+    });
+    let header = entries.collect::<serde_json::Map<_, _>>();
+    let header = serde_json::to_vec(&header).expect("a document");
+    [&(header.len() as u64).to_le_bytes(), header.as_slice(), &vec![0; end]].concat()
+}
+
+fn header_seeds() -> Vec<Vec<u8>> {
+    let mut seeds = of_models(&["llama2", "llama-tied", "qwen3-fp8"], "model.safetensors");
+    seeds.push(zeros(&[
+        ("a.weight", "F8_E4M3", &[2, 3], 1),
+        ("a.weight_scale_inv", "F32", &[1, 1], 4),
+        ("b", "BF16", &[4], 2),
+        ("c", "F16", &[2, 1, 2], 2),
+        ("d", "I64", &[], 8),
+    ]));
+    seeds
 }
 
 fn header(bytes: &[u8]) {
@@ -67,29 +108,53 @@ fn header(bytes: &[u8]) {
         }
     }
     let place = directory(&[("model.safetensors", bytes)]);
-    if let Ok(checkpoint) = Checkpoint::open(place.path()) {
+    if let Ok(checkpoint) = Checkpoint::open(place) {
         for name in checkpoint.names() {
             let _ = checkpoint.to_f32(name);
         }
     }
 }
 
+const SMALL: &[u8] = br#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 64,
+"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 101,
+"rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": true, "bos_token_id": 1, "eos_token_id": 2}"#;
+
+/// The tensors of that model.
+fn small() -> Vec<u8> {
+    let layer = |name: &str| format!("model.layers.0.{name}.weight");
+    let matrices = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"];
+    let matrices: Vec<String> =
+        matrices.into_iter().chain(["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]).map(layer).collect();
+    let norms = ["input_layernorm", "post_attention_layernorm"].map(layer);
+    let mut tensors: Vec<(&str, &str, &[usize], usize)> =
+        vec![("model.embed_tokens.weight", "BF16", &[101, 32], 2), ("model.norm.weight", "F32", &[32], 4)];
+    tensors.extend(matrices.iter().map(|name| (name.as_str(), "F16", &[32, 32][..], 2)));
+    tensors.extend(norms.iter().map(|name| (name.as_str(), "F32", &[32][..], 4)));
+    zeros(&tensors)
+}
+
 fn gguf_seeds() -> Vec<Vec<u8>> {
     let place = tempfile::tempdir().expect("a temporary directory");
-    let opened = Opened::new(&file("tests/reference/models/llama2")).expect("a good model");
-    let one = |kind: &str| {
+    let small = directory(&[
+        ("config.json", SMALL),
+        ("model.safetensors", &small()),
+        ("tokenizer.json", bytes("tests/golden/versions/v1/tokenizer.json")),
+    ]);
+    let one = |(model, kind): (&Path, &str)| {
+        let opened = Opened::new(model).expect("a good model");
         let kind: ExportType = kind.parse().expect("a type");
-        let out = place.path().join(format!("{kind}.gguf"));
-        let options = ExportOptions { kind, force: false, calibration: None };
+        let out = place.path().join("model.gguf");
+        let options = ExportOptions { kind, force: true, calibration: None };
         fracbit::export(&opened, &out, &options, &Quiet).expect("a good model");
         fs::read(out).expect("just written")
     };
-    ["q8_0", "f16"].map(one).into()
+    let whole = file("tests/reference/models/llama2");
+    [(&*whole, "q8_0"), (&*whole, "f16"), (&*small, "q8_0")].map(one).into()
 }
 
 fn gguf(bytes: &[u8]) {
     let place = directory(&[("model.gguf", bytes)]);
-    if let Ok(opened) = Opened::new(&place.path().join("model.gguf")) {
+    if let Ok(opened) = Opened::new(&place.join("model.gguf")) {
         let _ = (opened.notes(), opened.tokenizer());
         for name in opened.checkpoint.names().take(8) {
             let _ = opened.checkpoint.to_f32(name);
@@ -131,13 +196,13 @@ fn tokenizer_seeds() -> Vec<Vec<u8>> {
     let json = bytes("tests/golden/versions/v1/tokenizer.json");
     let settings = bytes("crates/fracbit-io/tests/golden/tokenizers/qwen2/tokenizer_config.json");
     vec![
-        [vec![0], json].concat(),
+        [&[0], json].concat(),
         golden(1, "spm-llama"),
         golden(1, "spm-unigram"),
         golden(1, "tiktoken"),
         golden(2, "tekken"),
         golden(3, "gpt2"),
-        [vec![4], settings, vec![BETWEEN], b"{\"<x>\": 3}".to_vec()].concat(),
+        [&[4], settings, &[BETWEEN], b"{\"<x>\": 3}"].concat(),
     ]
 }
 
@@ -148,10 +213,10 @@ fn tokenizer(bytes: &[u8]) {
         names.iter().copied().zip(rest.splitn(names.len(), |&b| b == BETWEEN)).collect();
     let good = self::bytes("tests/golden/versions/v1/tokenizer.json");
     if names[0] == "tokenizer_config.json" {
-        files.push(("tokenizer.json", &good));
+        files.push(("tokenizer.json", good));
     }
     let place = directory(&files);
-    if let Ok(tokenizer) = Tokenizer::from_dir(place.path(), None) {
+    if let Ok(tokenizer) = Tokenizer::from_dir(place, None) {
         for text in ["the cat sat\n\n 12", "na\u{ef}ve <s>\u{1F980}</s>"] {
             if let Ok(tokens) = tokenizer.encode(text, EncodeOptions::default()) {
                 assert!(tokens.len() >= tokenizer.fewest_tokens(text), "{text}");
@@ -164,7 +229,7 @@ fn tokenizer(bytes: &[u8]) {
 
 fn template_seeds() -> Vec<Vec<u8>> {
     let golden = bytes("crates/fracbit-io/tests/golden/templates.json");
-    let golden: serde_json::Value = serde_json::from_slice(&golden).expect("it is committed");
+    let golden: serde_json::Value = serde_json::from_slice(golden).expect("it is committed");
     let cases = golden["cases"].as_array().expect("a list");
     cases.iter().filter_map(|case| Some(case["template"].as_str()?.as_bytes().to_vec())).collect()
 }
@@ -179,9 +244,14 @@ fn template(bytes: &[u8]) {
 }
 
 fn plan_seeds() -> Vec<Vec<u8>> {
-    ["v1", "v2", "v2-groups"]
-        .map(|version| bytes(&format!("tests/golden/versions/{version}/plan.json")))
-        .into()
+    let whole = ["v1", "v2", "v2-groups"]
+        .map(|version| bytes(&format!("tests/golden/versions/{version}/plan.json")).to_vec());
+    let small = whole.iter().map(|plan| {
+        let mut plan: serde_json::Value = serde_json::from_slice(plan).expect("it is committed");
+        plan["layers"].as_array_mut().expect("a list").truncate(1);
+        serde_json::to_vec(&plan).expect("a document")
+    });
+    small.chain(whole.iter().cloned()).collect()
 }
 
 fn plan(bytes: &[u8]) {
@@ -190,7 +260,7 @@ fn plan(bytes: &[u8]) {
     assert_eq!(Plan::parse(&again, "plan.json").expect("what was written is read"), plan);
 }
 
-const PROFILE: &str = r#"{"profile_version": 3, "fracbit": "0.1.0", "build": "0", "cpu": "x", "isa": "avx2", "threads": 2,
+const MACHINE: &str = r#"{"profile_version": 3, "fracbit": "0.1.0", "build": "0", "cpu": "x", "isa": "avx2", "threads": 2,
 "subject": "s", "shape": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
 "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256, "tied": true, "num_experts": 0, "num_experts_per_tok": 0},
 "read_gb_per_s": 20.5, "int8_gmac_per_s": 200, "seconds": 1.5,
@@ -198,20 +268,23 @@ const PROFILE: &str = r#"{"profile_version": 3, "fracbit": "0.1.0", "build": "0"
 "overheads": [{"batch": 1, "factor": 1, "layer_us": 1, "context_us": 0.1, "fixed_us": 2, "residual": 0.01,
 "samples": [{"kernels_us": 5, "layers": 2, "context": 64, "us": 9}]}]}"#;
 
+fn profile_seeds() -> Vec<Vec<u8>> {
+    vec![MACHINE.as_bytes().to_vec()]
+}
+
 fn profile(bytes: &[u8]) {
-    let place = directory(&[("machine.json", bytes)]);
-    let _ = MachineProfile::read(&place.path().join("machine.json"));
+    let _ = MachineProfile::parse(&String::from_utf8_lossy(bytes), "machine.json");
 }
 
 fn model_seeds() -> Vec<Vec<u8>> {
-    vec![bytes("tests/golden/versions/v2-groups/model.safetensors")]
+    vec![bytes("tests/golden/versions/v2-groups/model.safetensors").to_vec()]
 }
 
 /// The tensors of a packed model; what else its directory holds is good.
 fn model(bytes: &[u8]) {
     let config = self::bytes("tests/golden/versions/v2-groups/config.json");
-    let place = directory(&[("config.json", &config), ("model.safetensors", bytes)]);
-    let Ok(opened) = Opened::new(place.path()) else { return };
+    let place = directory(&[("config.json", config), ("model.safetensors", bytes)]);
+    let Ok(opened) = Opened::new(&place) else { return };
     let kernels = fracbit::kernels().expect("the kernels of this machine");
     let Ok(model) = opened.model(&kernels, false) else { return };
     // Whatever was accepted runs.
@@ -272,60 +345,4 @@ fn request(bytes: &[u8]) {
     if let Err(status) = fracbit_server::judged(PATHS[usize::from(path) % PATHS.len()], body) {
         assert!((400..500).contains(&status), "the request is at fault, not the server: {status}");
     }
-}
-
-/// Damage of every kind to good input, the same for the same number.
-pub(crate) fn mutated(seed: &[u8], number: u64) -> Vec<u8> {
-    /// What parsers are surprised by, in documents and in binary files.
-    const WORDS: [&[u8]; 14] = [
-        b"0",
-        b"-1",
-        b"1e999",
-        b"18446744073709551615",
-        b"null",
-        b"\"",
-        b"{",
-        b"[",
-        b"]}",
-        b",",
-        b"\\ud800",
-        b"\0\0\0\0",
-        b"\xff\xff\xff\xff\xff\xff\xff\x7f",
-        b"{%",
-    ];
-    let mut state = number;
-    // SplitMix64.
-    let mut pick = |n: usize| {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        usize::try_from((z ^ (z >> 31)) % n.max(1) as u64).unwrap_or(0)
-    };
-    let mut out = seed.to_vec();
-    for _ in 0..=pick(3) {
-        // Beginnings are full of rules: aim there half of the time.
-        let end = if pick(2) == 0 { out.len().min(4096) } else { out.len() };
-        let at = pick(end);
-        match pick(7) {
-            0 if !out.is_empty() => out[at] ^= 1 << pick(8),
-            1 if !out.is_empty() => drop(out.remove(at)),
-            2 => out.truncate(at),
-            3 => drop(out.splice(at..at, WORDS[pick(WORDS.len())].iter().copied())),
-            4 => {
-                // A number, or a word, gives way to another one.
-                let word = |b: &u8| b.is_ascii_alphanumeric() || *b == b'.';
-                let length = out[at..].iter().take_while(|b| word(b)).count();
-                drop(out.splice(at..at + length, WORDS[pick(WORDS.len())].iter().copied()));
-            }
-            5 => {
-                let piece = out[at..end.min(at + 1 + pick(64))].to_vec();
-                drop(out.splice(at..at, piece));
-            }
-            _ => {
-                let to = end.min(at + 1 + pick(16));
-                drop(out.drain(at..to));
-            }
-        }
-    }
-    out
 }

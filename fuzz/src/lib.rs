@@ -2,28 +2,16 @@
 
 mod bodies;
 
-use bodies::TARGETS;
+pub use bodies::{CONFIG, GGUF, HEADER, MODEL, PLAN, PROFILE, REQUEST, TEMPLATE, TOKENIZER, Target};
 
-/// Names of the targets.
-pub fn names() -> impl Iterator<Item = &'static str> {
-    TARGETS.iter().map(|target| target.name)
-}
-
-fn target(name: &str) -> &'static bodies::Target {
-    TARGETS.iter().find(|target| target.name == name).unwrap_or_else(|| panic!("no target `{name}`"))
-}
-
-/// Has a target read bytes.
-pub fn run(name: &str, bytes: &[u8]) {
-    (target(name).body)(bytes);
-}
-
-/// What the search of a target begins with.
-pub fn seeds(name: &str) -> Vec<Vec<u8>> {
-    (target(name).seeds)()
-}
-
-/// Damage of some kind to good input, the same for the same number.
-pub fn mutated(seed: &[u8], number: u64) -> Vec<u8> {
-    bodies::mutated(seed, number)
+impl Target {
+    /// With `FRACBIT_SEEDS=FOLDER`, writes what a search begins with there and ends the program.
+    pub fn begin(&self) {
+        let Some(folder) = std::env::var_os("FRACBIT_SEEDS").map(std::path::PathBuf::from) else { return };
+        std::fs::create_dir_all(&folder).expect("a writable folder");
+        for (i, seed) in (self.seeds)().iter().enumerate() {
+            std::fs::write(folder.join(format!("seed-{i}")), seed).expect("a writable folder");
+        }
+        std::process::exit(0);
+    }
 }

@@ -233,16 +233,27 @@ impl MachineProfile {
     /// # Errors
     /// When the file cannot be read or is no such document of this version.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let bad = |rule: String| Error::Profile { origin: path.display().to_string(), rule };
-        let text = fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
+        let origin = path.display().to_string();
+        match fs::read_to_string(path) {
+            Ok(text) => Self::parse(&text, &origin),
+            Err(e) => Err(Error::Profile { origin, rule: e.to_string() }),
+        }
+    }
+
+    /// Reads the text of a document; `origin` is for messages.
+    ///
+    /// # Errors
+    /// When it is no such document of this version.
+    pub fn parse(text: &str, origin: &str) -> Result<Self, Error> {
+        let bad = |rule: String| Error::Profile { origin: origin.to_owned(), rule };
         // The version first: fields come and go with it.
-        let Version { profile_version: got } = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
+        let Version { profile_version: got } = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
         if got != PROFILE_VERSION {
             return Err(bad(format!(
                 "profile_version should be {PROFILE_VERSION}, got {got}: measure again"
             )));
         }
-        let profile: Self = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
+        let profile: Self = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
         let finite = profile.kernels.iter().all(|k| k.us.is_finite() && k.us > 0.0);
         let terms = |o: &Overhead| [o.factor, o.layer_us, o.context_us, o.fixed_us];
         let fits = profile.overheads.iter().flat_map(terms).all(|v| v.is_finite() && v >= 0.0)
