@@ -48,9 +48,9 @@ Usage: cargo xtask COMMAND
   wheel              build the wheel of the Python package into target/wheel, and test it
   published          fetch published chat templates and tokenizers (300 MB) and compare with their own programs
   zoo DIR [TEXT]     run every command on every checkpoint of a folder and print a table in Markdown
-  release [DIR] [--binary FILE]...
+  release [DIR] [--arch NAME | --binary FILE...]
                      what people download, in target/release-files or DIR: archives, Debian packages, licences,
-                     bill of materials, sums; of programs that were built before, or built here
+                     bill of materials, sums; of programs that were built before, or built here (of one architecture)
   man DIR            write a manual page of each command into a new directory
   tidy               house rules: crate layering, file sizes, whole packages, stray mentions
   quality            measure docs/lab/tables.md anew (needs ../shared; takes a while)
@@ -201,10 +201,11 @@ fn man(dir: &str) -> Outcome {
 
 /// Reads the arguments of `release`.
 fn release(args: &[&str]) -> Outcome {
-    let (mut dir, mut binaries) = (None, Vec::new());
+    let (mut dir, mut only, mut binaries) = (None, None, Vec::new());
     let mut args = args.iter();
     while let Some(&arg) = args.next() {
         match arg {
+            "--arch" => only = Some(*args.next().ok_or("`--arch` wants x86_64 or aarch64")?),
             "--binary" => binaries.push(*args.next().ok_or("`--binary` wants a file")?),
             _ if arg.starts_with('-') || dir.is_some() => {
                 return Err(format!("unknown argument `{arg}`\n\n{HELP}"));
@@ -213,7 +214,7 @@ fn release(args: &[&str]) -> Outcome {
         }
     }
     let default = root().join("target/release-files").display().to_string();
-    release::make(dir.unwrap_or(&default), &binaries)
+    release::make(dir.unwrap_or(&default), &binaries, only)
 }
 
 /// Builds the program and has every checkpoint of a folder go through it.

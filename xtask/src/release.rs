@@ -85,14 +85,14 @@ struct Common {
 }
 
 /// Writes everything into a folder. `binaries` are programs that were built before; without any
-/// they are built here.
-pub(crate) fn make(dir: &str, binaries: &[&str]) -> Outcome {
+/// they are built here, all or that of one architecture.
+pub(crate) fn make(dir: &str, binaries: &[&str], only: Option<&str>) -> Outcome {
     let here = std::env::current_dir().map_err(|error| format!("the current directory: {error}"))?;
     let dir = here.join(dir);
     let epoch = epoch()?;
     let given = binaries.iter().map(|path| told(&here.join(path))).collect::<Result<Vec<_>, _>>()?;
     let cross = arm::Toolchain::found();
-    let wanted = if given.is_empty() { buildable(cross.is_some())? } else { Vec::new() };
+    let wanted = if given.is_empty() { buildable(cross.is_some(), only)? } else { Vec::new() };
     let targets: Vec<&str> = given.iter().map(|(arch, _)| arch).chain(&wanted).map(|a| a.target).collect();
     let crates = crates::tree(&targets)?;
     let program = crates.iter().find(|krate| krate.name == crates::PACKAGE);
@@ -143,8 +143,8 @@ fn said(program: impl AsRef<OsStr>, args: &[&str]) -> Result<String, String> {
     Err(format!("`{name} {}`: {}", args.join(" "), String::from_utf8_lossy(&out.stderr).trim()))
 }
 
-/// What can be built here.
-fn buildable(cross: bool) -> Result<Vec<Arch>, String> {
+/// What can be built here, of what is asked for.
+fn buildable(cross: bool, only: Option<&str>) -> Result<Vec<Arch>, String> {
     setup::compiler()?;
     let native = |arch: &Arch| arch.name == std::env::consts::ARCH;
     if !ARCHES.iter().any(native) {
@@ -156,7 +156,13 @@ fn buildable(cross: bool) -> Result<Vec<Arch>, String> {
             arm::TARGET
         );
     }
-    Ok(ARCHES.into_iter().filter(|arch| native(arch) || (arch.name == "aarch64" && cross)).collect())
+    let possible = |arch: &Arch| native(arch) || (arch.name == "aarch64" && cross);
+    let wanted = |arch: &Arch| only.is_none_or(|only| only == arch.name);
+    let arches: Vec<Arch> = ARCHES.into_iter().filter(|arch| possible(arch) && wanted(arch)).collect();
+    match only.filter(|_| arches.is_empty()) {
+        Some(only) => Err(format!("`--arch {only}` cannot be built here")),
+        None => Ok(arches),
+    }
 }
 
 /// Builds the program without flags and paths of this machine.
@@ -215,22 +221,33 @@ impl Common {
         programs: &[(Arch, PathBuf)],
         (version, epoch, licences): (String, u64, String),
     ) -> Result<Self, String> {
-        // A program prints its own pages; any that runs here will do.
-        let runs = programs.iter().find(|(arch, _)| arch.name == std::env::consts::ARCH);
-        let (arch, _) = runs.ok_or("one of the programs should run on this machine: it prints the pages")?;
-        let program = work.path(&format!("programs/{}", arch.name))?;
-        let said_version = said(&program, &["--version"])?;
+        // A program prints its own pages; any that runs here will do, under qemu where none does.
+        let native = programs.iter().find(|(arch, _)| arch.name == std::env::consts::ARCH);
+        let (arch, _) = native.or(programs.first()).ok_or("a release holds a program")?;
+        let program = work.path(&format!("programs/{}", arch.name))?.display().to_string();
+        let emulator = format!("qemu-{}", arch.name);
+        if native.is_none() && !setup::starts(&emulator) {
+            return Err(format!(
+                "the program prints its pages, and {} does not run here: apt-get install qemu-user",
+                arch.name
+            ));
+        }
+        let said = |args: &[&str]| match native {
+            Some(_) => said(&program, args),
+            None => said(&emulator, &[&[program.as_str()], args].concat()),
+        };
+        let said_version = said(&["--version"])?;
         if said_version.trim() != format!("fracbit {version}") {
             return Err(format!("the sources are fracbit {version}, the program is {}", said_version.trim()));
         }
         let man = work.path("man")?;
-        said(&program, &["man", "-q", "-o", &man.display().to_string()])?;
+        said(&["man", "-q", "-o", &man.display().to_string()])?;
         let entries = fs::read_dir(&man).map_err(|error| format!("{}: {error}", man.display()))?;
         let mut man: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
         man.sort();
-        let completions = SHELLS.map(|(shell, _)| said(&program, &["completions", shell]));
+        let completions = SHELLS.map(|(shell, _)| said(&["completions", shell]));
         let completions = completions.into_iter().collect::<Result<_, _>>()?;
-        let library = Path::new(said("rustc", &["--print", "sysroot"])?.trim()).join(LIBRARY);
+        let library = Path::new(self::said("rustc", &["--print", "sysroot"])?.trim()).join(LIBRARY);
         let library = Some(library).filter(|path| path.is_file());
         Ok(Self { version, epoch, man, completions, licences, library })
     }

@@ -22,6 +22,7 @@ pub(crate) struct Step<'a> {
     pub(crate) base: u16,
 }
 
+#[cfg(target_arch = "x86_64")]
 impl Step<'_> {
     /// Rows of the table, one behind the other, whose states all go on to the same overlap.
     pub(crate) fn run(&self) -> usize {
