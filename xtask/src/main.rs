@@ -143,6 +143,7 @@ fn test() -> Outcome {
     codegen::run(true)?;
     tidy::run()?;
     setup::dependencies()?;
+    setup::versions()?;
     let highs = root().join("tests/highs.cmake").display().to_string();
     let highs = [("CMAKE_TOOLCHAIN_FILE", highs.as_str())];
     std::thread::scope(|scope| {

@@ -86,6 +86,25 @@ pub(crate) fn dependencies() -> Outcome {
     crate::run("cargo", &["deny", "--locked", "check", "licenses", "sources", "bans"], &[])
 }
 
+/// Whether the public crates changed since the last release as their versions say.
+pub(crate) fn versions() -> Outcome {
+    let tag = Command::new("git")
+        .args(["describe", "--tags", "--abbrev=0", "--match", "v*"])
+        .current_dir(root())
+        .output();
+    let tag = tag.ok().filter(|out| out.status.success());
+    let tag = tag.map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned());
+    let check = ["semver-checks", "--workspace", "--default-features", "--baseline-rev"];
+    let why = match &tag {
+        None => "no tag of a release (`v*`) to compare with",
+        Some(_) if !starts("cargo-semver-checks") => "cargo install cargo-semver-checks --locked",
+        Some(tag) => return crate::run("cargo", &[&check[..], &[tag]].concat(), &[]),
+    };
+    let tag = tag.as_deref().unwrap_or("v0.1.0");
+    println!("skipped: versions of the public crates: {why} (cargo {} {tag})", check.join(" "));
+    Ok(())
+}
+
 /// Checks the committed reference checkpoints and logits against their seeded scripts (needs
 /// numpy).
 pub(crate) fn python_checks() -> Outcome {
