@@ -8,6 +8,7 @@
 mod arm;
 mod circles;
 mod codegen;
+mod fuzz;
 mod gpu;
 mod json;
 mod kernels;
@@ -45,6 +46,8 @@ Usage: cargo xtask COMMAND
   kernels            compile the CUDA kernels (no GPU needed), check registers and instructions, pack them
   gpu [--pack]       pack parity and speed of the CUDA kernels into target/gpu and run them, if a GPU is here
   miri               run the unit tests of what is unsafe outside kernels under Miri (nightly Rust; some 20 minutes)
+  fuzz [--seconds N] [TARGET]...
+                     have what reads files and requests of others read what a fuzzer makes up, each for a minute or N seconds
   wheel              build the wheel of the Python package into target/wheel, and test it
   published          fetch published chat templates and tokenizers (300 MB) and compare with their own programs
   zoo DIR [TEXT]     run every command on every checkpoint of a folder and print a table in Markdown
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         ["gpu", "--pack"] => gpu::run(true),
         ["kernels"] => kernels::run(),
         ["miri"] => miri::run_tests(),
+        ["fuzz", rest @ ..] => fuzz::run_targets(rest),
         ["man", dir] => man(dir),
         ["release", rest @ ..] => release(rest),
         ["wheel"] => wheel::run_release(),
