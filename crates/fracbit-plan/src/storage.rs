@@ -187,7 +187,7 @@ pub fn spread_group(document: &mut Value, entries: &str, of_each: bool) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fracbit_base::Family;
+    use fracbit_format::Index;
 
     /// Equation 1 of CodeGEMM: codebooks and scales in 16 bits beside the codes. Here a matrix also
     /// has its gain and the codebooks their step, 32 bits each.
@@ -195,8 +195,9 @@ mod tests {
     fn additive_codebooks_are_counted_as_in_the_paper() {
         for (rows, cols) in [(4096, 4096), (4096, 14336), (576, 1536)] {
             for scheme in Scheme::all() {
-                let Family::Additive(books) = scheme.family() else { continue };
-                let (m, v, b) = (books.count() as u64, books.weights() as u64, u64::from(books.bits()));
+                let index = fracbit_quant::codebook(scheme).and_then(|book| book.additive());
+                let Some(Index { count, weights, bits }) = index else { continue };
+                let (m, v, b) = (count as u64, weights as u64, u64::from(bits));
                 for (g, grouping) in [(cols, Grouping::Row), (128, Grouping::Columns(128))] {
                     if cols % g != 0 {
                         continue;
