@@ -42,7 +42,7 @@ fn load(v: &Value) -> Result<Tokenizer, fracbit_io::Error> {
 #[test]
 fn crafted_tokenizers() {
     type Edit = fn(&mut Value);
-    let cases: [(&str, Edit, &str); 12] = [
+    let cases: [(&str, Edit, &str); 14] = [
         (
             "merge longer than the vocabulary",
             |v| v["model"]["merges"] = json!([["hel", "hel"]]),
@@ -91,7 +91,13 @@ fn crafted_tokenizers() {
         ),
         ("dropout", |v| v["model"]["dropout"] = json!(0.5), "dropout"),
         ("no model", |v| drop(v.as_object_mut().expect("object").remove("model")), "model"),
-        ("vocabulary of strings", |v| v["model"]["vocab"]["h"] = json!("x"), "below 2^32"),
+        ("vocabulary of strings", |v| v["model"]["vocab"]["h"] = json!("x"), "below 2^24"),
+        ("large id", |v| v["model"]["vocab"]["h"] = json!(1 << 24), "below 2^24"),
+        (
+            "large id of words",
+            |v| v["model"] = json!({ "type": "WordLevel", "vocab": { "a": u32::MAX }, "unk_token": "a" }),
+            "below 2^24",
+        ),
         ("unknown type", |v| v["model"]["type"] = json!("Pickle"), "Pickle"),
     ];
     assert!(load(&byte_level()).is_ok());
@@ -100,6 +106,13 @@ fn crafted_tokenizers() {
         edit(&mut v);
         let e = load(&v).expect_err(what).to_string();
         assert!(e.contains("tokenizer.json") && e.contains(word), "{what}: {e}");
+    }
+    // Ranks of byte strings become ids.
+    let place = tempfile::tempdir().expect("a temporary directory");
+    for rank in [1 << 24, u32::MAX] {
+        std::fs::write(place.path().join("tokenizer.model"), format!("YQ== 0\nYg== {rank}\n")).unwrap();
+        let e = Tokenizer::from_dir(place.path(), None).expect_err("a large rank").to_string();
+        assert!(e.contains("below 2^24") && e.contains("tokenizer.model"), "{e}");
     }
     let deep = format!("{{\"model\":{}", "[".repeat(100_000));
     assert!(Tokenizer::parse(deep.as_bytes(), Path::new("t")).is_err());

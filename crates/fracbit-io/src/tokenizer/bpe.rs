@@ -130,7 +130,7 @@ pub(super) fn load(bytes: &[u8]) -> Option<tokenizers::Tokenizer> {
     // Of two tokens with one number the crate keeps either.
     let mut ids: Vec<u32> = model.vocab.values().copied().collect();
     ids.sort_unstable();
-    if ids.windows(2).any(|two| two[0] == two[1]) {
+    if ids.windows(2).any(|two| two[0] == two[1]) || ids.last().is_some_and(|&id| id >= precheck::MAX_IDS) {
         return None;
     }
     let mut builder = BPE::builder()
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn odd_files_take_the_other_way() {
         type Edit = fn(&mut Value);
-        let cases: [(&str, bool, Edit); 20] = [
+        let cases: [(&str, bool, Edit); 21] = [
             ("merges as texts", true, |v| v["model"]["merges"] = json!(["h e", "he l"])),
             ("no merges", true, |v| v["model"]["merges"] = json!([])),
             ("no added tokens", true, |v| drop(v.as_object_mut().unwrap().remove("added_tokens"))),
@@ -273,6 +273,7 @@ mod tests {
             ("merge too long", false, |v| v["model"]["merges"] = json!([["<unk>", "<unk>"]])),
             ("merge of nothing", false, |v| v["model"]["merges"] = json!([["q", "e"]])),
             ("merge into nothing", false, |v| v["model"]["merges"] = json!([["a", "b"]])),
+            ("more than a vocabulary has", false, |v| v["model"]["vocab"]["zz"] = json!(1 << 24)),
             ("large number", false, |v| v["model"]["vocab"]["a"] = json!(4_294_967_296_u64)),
             ("another version", false, |v| v["version"] = json!("2.0")),
         ];

@@ -17,6 +17,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
+use super::precheck::MAX_IDS;
 use super::{MAX_TOKENIZER, spm};
 use crate::config::clip;
 use crate::error::{Error, read_limited, read_optional};
@@ -257,7 +258,8 @@ fn merges_of(ranks: &[(Vec<u8>, u32)], first: u32) -> Result<(Map<String, Value>
         if bytes.is_empty() || bytes.len() > LONGEST {
             return Err(format!("the byte string of rank {rank} should have 1 to {LONGEST} bytes"));
         }
-        let id = rank.checked_add(first).ok_or("ranks should be smaller")?;
+        let id = rank.checked_add(first).filter(|&id| id < MAX_IDS);
+        let id = id.ok_or_else(|| format!("rank {rank} should be below 2^24"))?;
         vocab.insert(spelled(bytes), id.into());
         for cut in 1..bytes.len() {
             let (left, right) = bytes.split_at(cut);

@@ -7,6 +7,10 @@ use serde_json::{Map, Value};
 
 use crate::config::clip;
 
+/// What every token id is below, the limit of a configuration's vocabulary: the crate writes a
+/// vocabulary by counting up to its largest id, which a line of another file may set to 4 billion.
+pub(super) const MAX_IDS: u32 = 1 << 24;
+
 /// Checks the text of a `tokenizer.json`; the error is the broken rule.
 pub(super) fn check(bytes: &[u8]) -> Result<(), String> {
     let v: Value = serde_json::from_slice(bytes).map_err(|e| format!("should be JSON: {e}"))?;
@@ -19,6 +23,11 @@ pub(super) fn check(bytes: &[u8]) -> Result<(), String> {
             "model.type should be BPE, Unigram, WordPiece or WordLevel, got `{}`",
             clip(kind.unwrap_or(""))
         ));
+    }
+    for (token, id) in model.get("vocab").and_then(Value::as_object).into_iter().flatten() {
+        if id.as_u64().is_none_or(|id| id >= MAX_IDS.into()) {
+            return Err(format!("model.vocab: id of `{}` should be a number below 2^24", clip(token)));
+        }
     }
     if kind == Some("BPE") || model.get("merges").is_some() {
         check_bpe(model)?;
@@ -89,11 +98,6 @@ fn check_bpe(model: &Value) -> Result<(), String> {
         return Err("model.dropout should be null: it makes encoding random".to_owned());
     }
     let vocab = model.get("vocab").and_then(Value::as_object).ok_or("model.vocab should be an object")?;
-    for (token, id) in vocab {
-        if id.as_u64().is_none_or(|id| u32::try_from(id).is_err()) {
-            return Err(format!("model.vocab: id of `{}` should be a number below 2^32", clip(token)));
-        }
-    }
     let prefix = model.get("continuing_subword_prefix").and_then(Value::as_str).unwrap_or("");
     let merges = model.get("merges").and_then(Value::as_array).ok_or("model.merges should be a list")?;
     let mut joined = String::new();
