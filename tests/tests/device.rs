@@ -12,7 +12,7 @@ use fracbit_codebook::Rounder;
 use fracbit_format::{TILE, TILE_COLS};
 use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{Address, Device, DeviceError, Grid, Limits, shim::Shim};
-use fracbit_model::{Precision, RotationMode, eval::log_sum_exp};
+use fracbit_model::{KvType, Precision, RotationMode, eval::log_sum_exp};
 use fracbit_quant::{Effort, Grouping, Rounders, quantize};
 use fracbit_tests::{Source, demo_model, logits, stories};
 use half::f16;
@@ -84,20 +84,25 @@ fn models_are_evaluated_beside_their_originals() {
     source.quantize(&source.uniform("int-4").unwrap(), &out, false).unwrap();
     let (small, original) = (Opened::new(&out).unwrap(), Opened::new(&demo_model()).unwrap());
     let (text, path) = stories();
-    let options = EvalOptions { ctx: Some(20), windows: Some(1), ..EvalOptions::default() };
-    let want = evaluate(&small, Some(&original), &text, &path, &options, &Quiet).unwrap();
-    let windows = windows_of_both(&small, Some(&original), &text, &path, &options).unwrap();
     let model = small.on_device(&device, true).unwrap();
     let base = original.on_device(&device, true).unwrap();
-    let got =
-        score(&model, Some(&base), &windows, (Precision::FULL, small.bits_per_weight()), &Quiet).unwrap();
-    eprintln!("{got:?}, on the processor {want:?}");
-    assert_eq!((got.tokens, got.bits_per_weight), (want.tokens, want.bits_per_weight));
-    // Activations are rounded to 8 bits on both, attention is not the same arithmetic.
-    assert!((got.nats_per_token - want.nats_per_token).abs() < 0.03, "{got:?}, want {want:?}");
-    assert!((got.kl.unwrap() - want.kl.unwrap()).abs() < 0.2 * want.kl.unwrap(), "{got:?}, want {want:?}");
-    assert!(got.top1_agreement.unwrap() > 0.8, "{got:?}");
-    assert!(score(&model, None, &windows, (Precision::FULL, 4.5), &Quiet).unwrap().kl.is_none());
+    for kv in [KvType::I16, KvType::I8] {
+        let options = EvalOptions { ctx: Some(20), windows: Some(1), kv, ..EvalOptions::default() };
+        let want = evaluate(&small, Some(&original), &text, &path, &options, &Quiet).unwrap();
+        let windows = windows_of_both(&small, Some(&original), &text, &path, &options).unwrap();
+        let how = (Precision::FULL, small.bits_per_weight(), kv);
+        let got = score(&model, Some(&base), &windows, how, &Quiet).unwrap();
+        eprintln!("{kv:?}: {got:?}, on the processor {want:?}");
+        assert_eq!((got.tokens, got.bits_per_weight), (want.tokens, want.bits_per_weight));
+        // Activations are rounded to 8 bits on both, attention is not the same arithmetic.
+        assert!((got.nats_per_token - want.nats_per_token).abs() < 0.03, "{got:?}, want {want:?}");
+        assert!(
+            (got.kl.unwrap() - want.kl.unwrap()).abs() < 0.2 * want.kl.unwrap(),
+            "{got:?}, want {want:?}"
+        );
+        assert!(got.top1_agreement.unwrap() > 0.8, "{got:?}");
+        assert!(score(&model, None, &windows, how, &Quiet).unwrap().kl.is_none());
+    }
 }
 
 #[test]
@@ -125,7 +130,8 @@ fn matrices_in_bands_run_on_the_device() {
         let want = nats.sum::<f64>() / (reference.tokens.len() - 1) as f64;
         let model = opened.on_device(&device, true).unwrap();
         eprintln!("{name}: {} launches of products, {} bands", model.products(), plan.bands.len());
-        let got = score(&model, None, &[reference.tokens], (Precision::FULL, 7.0), &Quiet).unwrap();
+        let got =
+            score(&model, None, &[reference.tokens], (Precision::FULL, 7.0, KvType::I16), &Quiet).unwrap();
         eprintln!("{name}: {} nats, on the processor {want}", got.nats_per_token);
         assert!((got.nats_per_token - want).abs() < 0.02, "{name}: {got:?}, want {want}");
     }
