@@ -80,7 +80,7 @@ pub fn main_with(args: impl IntoIterator<Item = OsString>, cluster: Option<Clust
 /// What has to happen once per process.
 fn start(global: &cli::Global, context: &Context) -> Result<(), Failure> {
     logging::start(global.quiet, &context.progress);
-    if let Some(threads) = global.threads {
+    if let Some(threads) = memory::threads(global.threads)? {
         rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().map_err(|e| {
             Failure::new(Exit::Failed, anyhow::Error::new(e).context("starting the thread pool"))
         })?;

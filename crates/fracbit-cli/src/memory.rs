@@ -4,7 +4,7 @@
 use crate::failure::{Exit, Failure};
 use fracbit_base::Bytes;
 use serde::Serialize;
-use std::{fs, path::Path};
+use std::{fs, path::Path, thread::available_parallelism};
 
 /// Memory in bytes, as the system tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -63,6 +63,22 @@ impl Memory {
         [self.left_of_limit, self.left_to_process].into_iter().flatten().fold(machine, Ord::min)
     }
 
+    /// As [`threads`], beside one that loads a model meanwhile.
+    fn threads(self, asked: Option<usize>, cores: usize) -> Result<usize, Failure> {
+        let room = self.left_to_process.map_or(u64::MAX, |left| left.0 / THREAD.0);
+        let held = usize::try_from(room).unwrap_or(usize::MAX).saturating_sub(1);
+        let count = asked.unwrap_or_else(|| cores.min(held.max(1)));
+        if count <= held {
+            return Ok(count);
+        }
+        let need = Bytes((count as u64).saturating_add(1).saturating_mul(THREAD.0));
+        // What is reserved is no memory of the machine.
+        let limit = Self { available: Bytes(u64::MAX), swap: Bytes(0), left_of_limit: None, ..self };
+        let fewer = "`--threads` says how many compute";
+        limit.holds(need, "starting threads").map_err(|e| if count > 1 { e.hint(fewer) } else { e })?;
+        Ok(count)
+    }
+
     fn holds(self, need: Bytes, doing: &str) -> Result<(), Failure> {
         // Slow is better than not at all.
         let room = self.least(Bytes(self.available.0 + self.swap.0));
@@ -84,6 +100,22 @@ impl Memory {
 /// Refuses what takes more than there is, where the system tells how much that is.
 pub(crate) fn enough(need: Bytes, doing: &str) -> Result<(), Failure> {
     Memory::now().map_or(Ok(()), |memory| memory.holds(need, doing))
+}
+
+/// What a thread may take of a process's limit before it computes: a stack of 2 MiB, and what glibc
+/// reserves to cut a heap of 64 MiB out of at a multiple of its size. An allocation that another
+/// thread makes meanwhile ends the program.
+const THREAD: Bytes = Bytes(130 << 20);
+
+/// How many threads compute: those that were asked for, if the process's limit (`ulimit -v`) holds
+/// them, else as many as it holds; `None` where nothing says how many.
+pub(crate) fn threads(asked: Option<usize>) -> Result<Option<usize>, Failure> {
+    match Memory::now() {
+        Some(memory) if memory.left_to_process.is_some() => {
+            memory.threads(asked, available_parallelism().map_or(1, usize::from)).map(Some)
+        }
+        _ => Ok(asked),
+    }
 }
 
 /// Refuses a measurement whose buffers have no place.
@@ -150,6 +182,23 @@ mod tests {
             assert!(memory.holds(gb(left), "running").is_ok());
             let refused = memory.holds(gb(left + 1), "running").unwrap_err().line();
             assert!(refused.contains(whose) && refused.contains("running takes about"), "{refused}");
+        }
+        // A thread has room, and one that loads a model: all that are asked for, or as many as fit.
+        let megabytes = |n: u64| Memory { left_to_process: Some(Bytes(n << 20)), ..free };
+        for (left, asked, cores, count) in [
+            (259, None, 1, None),
+            (260, None, 64, Some(1)),
+            (1000, None, 64, Some(6)),
+            (1000, None, 2, Some(2)),
+            (1000, Some(6), 2, Some(6)),
+            (1000, Some(7), 64, None),
+            (u64::MAX >> 20, Some(usize::MAX), 2, None),
+        ] {
+            let told = megabytes(left).threads(asked, cores);
+            assert_eq!(told.as_ref().ok().copied(), count, "{left} {asked:?} {cores}");
+            if let Err(refused) = told {
+                assert!(refused.line().contains("`ulimit -v`"), "{}", refused.line());
+            }
         }
         // What swaps is slow, but runs; nobody is advised to.
         let swaps = Memory { swap: gb(1), ..free };

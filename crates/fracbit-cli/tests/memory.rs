@@ -80,7 +80,7 @@ fn a_limit_of_the_process_is_a_refusal() {
     ];
     for (which, words) in commands.iter().enumerate() {
         // Less does not hold the program itself.
-        for megabytes in [150, 200, 300, 4000] {
+        for megabytes in [150, 200, 300, 500, 4000] {
             let out = place.path().join(format!("out-{which}-{megabytes}"));
             let to = ["-o", text(&out)];
             let words = [&words[..], if words[0] == "run" { &[] } else { &to }].concat();
@@ -91,6 +91,11 @@ fn a_limit_of_the_process_is_a_refusal() {
             assert_eq!(errors, usize::from(ran.code == FAILED), "{told}");
             assert!(ran.code == DONE || megabytes < 4000, "{told}");
         }
+    }
+    // Every thread takes address space, on a machine of many processors most of it.
+    for (megabytes, threads) in [(200, "8"), (500, "8"), (1000, "64")] {
+        limited(megabytes, &["run", text(&packed), "-p", "Once", "-n", "4", "--threads", threads])
+            .failed(FAILED, &["error: memory: starting threads takes about", "`ulimit -v`", "--threads"]);
     }
     // Logits of a large vocabulary.
     let out = place.path().join("out");
