@@ -20,4 +20,10 @@ pub trait Rounder: Send + Sync {
     /// # Panics
     /// When `codes` has the wrong length.
     fn encode(&self, tiles: &[[f32; TILE]], codes: &mut [u8]);
+
+    /// Tiles that a call should have to keep the hardware busy. Drivers give no fewer where the
+    /// matrix has them; one, where any number will do.
+    fn batch(&self) -> usize {
+        1
+    }
 }

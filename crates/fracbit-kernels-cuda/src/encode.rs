@@ -10,7 +10,7 @@ use fracbit_format::{
     trellis::{STATE_BITS, STATES, Steps, hash_fast, hash_fine, hash16},
 };
 use fracbit_trellis::{SearchParts, TrellisRounder};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// New bits that the trace decides at once (`search.rs` of fracbit-trellis).
 const GROUP_BITS: u32 = 6;
@@ -32,7 +32,7 @@ struct EncodeArgs {
     pad: u32,
 }
 
-/// Codes tiles on a device, two in every block.
+/// Codes tiles on a device, [`batch`](Rounder::batch) at a time: two in every block.
 ///
 /// As a [`Rounder`] it never fails: tiles that the device refuses are coded on the processor, with
 /// the same bytes, and [`failure`](Self::failure) says why.
@@ -45,9 +45,21 @@ pub struct TrellisEncoder<'d, D: Device> {
     blocks: usize,
     shared: usize,
     _held: [Buffer<'d, D>; 2],
-    /// One launch at a time: blocks share the workspace. Holds the first failure.
-    failure: Mutex<Option<DeviceError>>,
+    /// One launch at a time: blocks share the workspace.
+    turn: Mutex<Turn<'d, D>>,
 }
+
+/// What a launch needs alone.
+#[derive(Debug)]
+struct Turn<'d, D: Device> {
+    /// Tiles and codes of the last launch, room for the next: allocating waits for the device.
+    room: Option<[Buffer<'d, D>; 2]>,
+    /// The first failure.
+    failure: Option<DeviceError>,
+}
+
+/// Tiles that a block codes together, in the halves of its words.
+const PAIR: usize = 2;
 
 fn u32_of(n: usize) -> u32 {
     u32::try_from(n).expect("sizes of tiles fit 32 bits")
@@ -96,7 +108,8 @@ impl<'d, D: Device> TrellisEncoder<'d, D> {
             ..EncodeArgs::default()
         };
         let _held = [entries, costs];
-        Ok(Self { device, rounder, args, kernel, blocks, shared, _held, failure: Mutex::default() })
+        let turn = Mutex::new(Turn { room: None, failure: None });
+        Ok(Self { device, rounder, args, kernel, blocks, shared, _held, turn })
     }
 
     /// Codes of `tiles`, one after the other.
@@ -104,26 +117,49 @@ impl<'d, D: Device> TrellisEncoder<'d, D> {
     /// # Errors
     /// When the device fails.
     pub fn encode_tiles(&self, tiles: &[[f32; TILE]]) -> Result<Vec<u8>, DeviceError> {
-        let mut grid = Vec::with_capacity(tiles.len() * TILE);
-        tiles.iter().for_each(|tile| grid.extend_from_slice(&self.rounder.grid(tile)));
-        let input = Buffer::of(self.device, &grid, "tiles")?;
-        let bytes = tiles.len() * self.rounder.codebook().tile_bytes();
-        let codes = Buffer::room(self.device, bytes, "codes")?;
-        let args =
-            EncodeArgs { tiles: input.at(), codes: codes.at(), tile_count: u32_of(tiles.len()), ..self.args };
-        let grid = Grid {
-            blocks: (u32_of(self.blocks.min(tiles.len().div_ceil(2)).max(1)), 1),
-            threads: THREADS,
-            shared: u32_of(self.shared),
-        };
-        self.device.launch(&self.kernel, grid, bytemuck::bytes_of(&args))?;
-        codes.read(bytes)
+        let grid = self.grid(tiles);
+        self.launch(&grid, &mut self.turn().room)
     }
 
     /// Why the device was given up, if it was.
     #[must_use]
     pub fn failure(&self) -> Option<DeviceError> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.turn().failure.clone()
+    }
+
+    fn turn(&self) -> MutexGuard<'_, Turn<'d, D>> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn grid(&self, tiles: &[[f32; TILE]]) -> Vec<[i16; TILE]> {
+        tiles.iter().map(|tile| self.rounder.grid(tile)).collect()
+    }
+
+    fn launch(
+        &self,
+        tiles: &[[i16; TILE]],
+        room: &mut Option<[Buffer<'d, D>; 2]>,
+    ) -> Result<Vec<u8>, DeviceError> {
+        let bytes = tiles.len() * self.rounder.codebook().tile_bytes();
+        if room
+            .as_ref()
+            .is_none_or(|[input, codes]| input.bytes() < size_of_val(tiles) || codes.bytes() < bytes)
+        {
+            *room = None; // before there are others
+            let input = Buffer::room(self.device, size_of_val(tiles), "tiles")?;
+            *room = Some([input, Buffer::room(self.device, bytes, "codes")?]);
+        }
+        let [input, codes] = room.as_ref().expect("made above");
+        input.write(tiles)?;
+        let args =
+            EncodeArgs { tiles: input.at(), codes: codes.at(), tile_count: u32_of(tiles.len()), ..self.args };
+        let grid = Grid {
+            blocks: (u32_of(self.blocks.min(tiles.len().div_ceil(PAIR)).max(1)), 1),
+            threads: THREADS,
+            shared: u32_of(self.shared),
+        };
+        self.device.launch(&self.kernel, grid, bytemuck::bytes_of(&args))?;
+        codes.read(bytes)
     }
 }
 
@@ -133,15 +169,21 @@ impl<D: Device + Sync> Rounder for TrellisEncoder<'_, D> {
     }
 
     fn encode(&self, tiles: &[[f32; TILE]], codes: &mut [u8]) {
-        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let grid = self.grid(tiles);
+        let mut turn = self.turn();
+        let Turn { room, failure } = &mut *turn;
         if failure.is_none() {
-            match self.encode_tiles(tiles) {
+            match self.launch(&grid, room) {
                 Ok(found) => return codes.copy_from_slice(&found),
                 Err(e) => *failure = Some(e),
             }
         }
-        drop(failure);
+        drop(turn);
         self.rounder.encode(tiles, codes);
+    }
+
+    fn batch(&self) -> usize {
+        PAIR * self.blocks
     }
 }
 

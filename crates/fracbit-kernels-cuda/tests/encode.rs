@@ -20,6 +20,10 @@ fn check(device: &Shim, scheme: Scheme, tiles: &[Tile]) {
     make().encode(tiles, &mut want);
     let encoder = TrellisEncoder::new(device, make()).expect("memory");
     let mut got = vec![0; want.len()];
+    if tiles.len() > 3 {
+        // The next launch has more tiles than this one leaves room for.
+        encoder.encode(&tiles[..1], &mut got[..bytes]);
+    }
     encoder.encode(tiles, &mut got);
     assert_eq!(encoder.failure(), None, "{scheme}");
     for (i, (got, want)) in got.chunks(bytes).zip(want.chunks(bytes)).enumerate() {

@@ -141,13 +141,14 @@ pub struct MemoryEstimate {
 }
 
 impl MemoryEstimate {
-    /// For a plan of a model on this many threads, with or without a calibration, and with its
-    /// layers quantized one after another or each alone.
+    /// For a plan of a model on this many threads by such rounders, with or without a calibration,
+    /// and with its layers quantized one after another or each alone.
     #[must_use]
     pub fn new(
         plan: &Plan,
         inventory: &Inventory,
         threads: usize,
+        rounders: &Rounders,
         calibrated: bool,
         sequential: bool,
     ) -> Self {
@@ -160,7 +161,10 @@ impl MemoryEstimate {
         let widest = plan.layers.iter().map(|l| l.cols).max().unwrap_or(0);
         // The trellis tables of one search beside the rows that are rounded.
         let memory = |l: &PlannedLayer| fracbit_quant::working_memory(l.grouping(), l.cols, calibrated).0;
-        let search = threads as u64 * (plan.layers.iter().map(memory).max().unwrap_or(0) + (6 << 20));
+        let mut search = threads as u64 * (plan.layers.iter().map(memory).max().unwrap_or(0) + (6 << 20));
+        if calibrated && rounders.are_provided() {
+            search += 4 * largest; // all its rows go together, and so do their errors
+        }
         let widest = widest as u64;
         // f32 moments and factor, and f64 while factoring.
         let mut moments = if calibrated { 16 * widest * widest } else { 0 };
@@ -261,6 +265,7 @@ pub fn quantize_in(
         &plan,
         inventory,
         rayon::current_num_threads(),
+        &options.rounders,
         options.calibration.is_some(),
         options.sequential,
     );
@@ -549,12 +554,21 @@ mod tests {
             let options = PlanOptions { rotation, ..PlanOptions::new(Target::Bits(4.0)) };
             fracbit_plan::plan(&inventory, &sensitivities, &options).unwrap()
         };
-        let search = |rotation, calibrated| {
-            MemoryEstimate::new(&plan(rotation), &inventory(rotation), 2, calibrated, false).search.0
+        let [here, elsewhere] = [Rounders::default(), Rounders::provided(Box::new(|_| None))];
+        let search_by = |rounders, rotation, calibrated| {
+            MemoryEstimate::new(&plan(rotation), &inventory(rotation), 2, rounders, calibrated, false)
+                .search
+                .0
         };
+        let search = |rotation, calibrated| search_by(&here, rotation, calibrated);
         // One scale for 64 of 14336 columns: every pair of them, for 64 rows on two threads.
         assert!(search(RotationMode::None, true) > 2 * 64 * 8 * 224 * 224);
         assert!(search(RotationMode::None, true) > search(RotationMode::Fold, true) + 50_000_000);
         assert_eq!(search(RotationMode::None, false), search(RotationMode::Fold, false));
+        // A device rounds all rows of a matrix together, the head's too.
+        let errors = |calibrated| {
+            search_by(&elsewhere, RotationMode::Fold, calibrated) - search(RotationMode::Fold, calibrated)
+        };
+        assert_eq!((errors(true), errors(false)), (4 * 128_256 * 4096, 0));
     }
 }

@@ -2,23 +2,25 @@
 //!
 //! Columns go from last to first. Feedback from finished columns reaches a block in two steps: once
 //! per buffer of 128 columns by one product over everything behind the buffer, and block by block
-//! within it. A strip of 64 rows is independent of the others.
+//! within it. A strip of 64 rows is independent of the others, and its products are the same
+//! wherever it stands; strips go side by side, so that one call has the tiles of all of them.
 
 use crate::{
-    hessian::{Feedback, Hessian, multiply},
+    hessian::{Feedback, Hessian, STRIP, multiply},
     matrix::{Band, Coders, nearest_half},
 };
 use fracbit_codebook::Rounder;
 use fracbit_format::{Segment, TILE, TILE_COLS, TILE_ROWS};
 use half::f16;
+use rayon::prelude::*;
 
 /// Columns that receive feedback from behind in one product, a multiple of 16.
 const BUFFER: usize = 128;
 /// Sweeps over the scales of a row that has several; one suffices where H does not couple them.
 const SWEEPS: usize = 12;
 
-/// Up to 64 rows of a matrix and what it takes to round them.
-pub(crate) struct Strip<'a> {
+/// Rows of a matrix, in strips, and what it takes to round them.
+pub(crate) struct Strips<'a> {
     pub(crate) band: &'a Band<'a>,
     pub(crate) moments: &'a Hessian,
     pub(crate) feedback: &'a Feedback,
@@ -35,24 +37,29 @@ struct Buffer {
     target: Vec<f32>, // (rows, last - first)
 }
 
-impl Strip<'_> {
-    /// Codes the strip, re-fits its scales (row-major, one per group) and returns the squared error
-    /// of every row.
+impl Strips<'_> {
+    /// Codes the strips, re-fits their scales (row-major, one per group) and returns the squared
+    /// error of every row.
     pub(crate) fn quantize(&self, coders: &Coders<'_>, codes: &mut [u8], scales: &mut [f16]) -> Vec<f64> {
         let n = self.band.cols;
-        let rows = self.band.rows.len() / n;
-        let mut error = vec![0.0; rows * n]; // W - W' of the finished columns
+        let mut error = vec![0.0; self.band.rows.len()]; // W - W' of the finished columns
         let mut last = n;
         while last > 0 {
             let first = (last - 1) / BUFFER * BUFFER;
             let width = last - first;
-            let target = self.band.rows.chunks(n).flat_map(|row| row[first..last].iter().copied()).collect();
-            let mut buffer = Buffer { first, last, target };
-            if last < n {
-                let behind = &self.feedback.lower[last * n + first..];
-                let size = (rows, n - last, width);
-                multiply(self.share, &error[last..], n, behind, n, size, 1.0, &mut buffer.target, width);
-            }
+            let mut buffer = Buffer { first, last, target: vec![0.0; error.len() / n * width] };
+            let targets = buffer.target.par_chunks_mut(STRIP * width);
+            let strips = self.band.rows.par_chunks(STRIP * n).zip(error.par_chunks(STRIP * n));
+            strips.zip(targets).for_each(|((rows, error), target)| {
+                for (row, target) in rows.chunks(n).zip(target.chunks_mut(width)) {
+                    target.copy_from_slice(&row[first..last]);
+                }
+                if last < n {
+                    let behind = &self.feedback.lower[last * n + first..];
+                    let size = (rows.len() / n, n - last, width);
+                    multiply(self.share, &error[last..], n, behind, n, size, 1.0, target, width);
+                }
+            });
             for across in (first / TILE_COLS..last.div_ceil(TILE_COLS)).rev() {
                 let &(segment, rounder) = coders
                     .iter()
@@ -62,9 +69,17 @@ impl Strip<'_> {
             }
             last = first;
         }
-        let decoded = self.band.decode(coders, codes);
-        self.refit(&decoded, scales);
-        self.band.errors(&decoded, scales)
+        drop(error);
+        let strips = codes.par_chunks_mut(STRIP / TILE_ROWS * self.band.row_bytes);
+        let strips = strips.zip(scales.par_chunks_mut(STRIP * self.band.groups()));
+        let strips = strips.zip(self.band.rows.par_chunks(STRIP * n));
+        let errors = strips.map(|((codes, scales), rows)| {
+            let band = Band { rows, ..*self.band };
+            let decoded = band.decode(coders, codes);
+            Strips { band: &band, ..*self }.refit(&decoded, scales);
+            band.errors(&decoded, scales)
+        });
+        errors.collect::<Vec<_>>().concat()
     }
 
     /// Rounds one column of tiles, block by block from its last, and passes its error on to the
@@ -78,45 +93,54 @@ impl Strip<'_> {
         codes: &mut [u8],
         scales: &[f16],
     ) {
+        const DOWN: usize = STRIP / TILE_ROWS;
         let n = self.band.cols;
-        let rows = error.len() / n;
         let width = buffer.last - buffer.first;
         let first = across * TILE_COLS;
         let last = (first + TILE_COLS).min(n);
-        let book = rounder.codebook();
-        let mut tiles = vec![[0.0; TILE]; rows.div_ceil(TILE_ROWS)];
+        let mut tiles = vec![[0.0; TILE]; (error.len() / n).div_ceil(TILE_ROWS)];
         let mut packed = vec![0; tiles.len() * segment.tile_bytes];
-        let mut integers = [0; TILE];
         let mut end = last;
         while end > first {
             let start = (end - 1) / self.block * self.block;
             // Columns behind `end` keep the targets that they were rounded from, and so their
             // codes.
-            for r in 0..rows {
+            for (r, target) in buffer.target.chunks(width).enumerate() {
                 let scale = self.band.scale(scales, r, first);
                 if scale > 0.0 {
-                    let targets = &buffer.target[r * width + first - buffer.first..][..end - first];
+                    let targets = &target[first - buffer.first..][..end - first];
                     let values = &mut tiles[r / TILE_ROWS][r % TILE_ROWS * TILE_COLS..];
                     values.iter_mut().zip(targets).for_each(|(v, &t)| *v = t / scale);
                 }
             }
             rounder.encode(&tiles, &mut packed);
-            for (down, code) in packed.chunks_exact(segment.tile_bytes).enumerate() {
-                book.expand_tile(code, &mut integers);
-                for r in down * TILE_ROWS..rows.min((down + 1) * TILE_ROWS) {
-                    let scale = self.band.scale(scales, r, first);
-                    for c in start..end {
-                        let integer = integers[r % TILE_ROWS * TILE_COLS + c - first];
-                        error[r * n + c] =
-                            self.band.rows[r * n + c] - scale * (f32::from(integer) * book.step());
+            let strips = packed.par_chunks(DOWN * segment.tile_bytes);
+            let strips = strips.zip(scales.par_chunks(STRIP * self.band.groups()));
+            let strips = strips.zip(self.band.rows.par_chunks(STRIP * n));
+            let strips = strips.zip(error.par_chunks_mut(STRIP * n));
+            strips.zip(buffer.target.par_chunks_mut(STRIP * width)).for_each(
+                |((((packed, scales), rows), error), target)| {
+                    let count = rows.len() / n;
+                    let book = rounder.codebook();
+                    let mut integers = [0; TILE];
+                    for (down, code) in packed.chunks_exact(segment.tile_bytes).enumerate() {
+                        book.expand_tile(code, &mut integers);
+                        for r in down * TILE_ROWS..count.min((down + 1) * TILE_ROWS) {
+                            let scale = self.band.scale(scales, r, first);
+                            for c in start..end {
+                                let integer = integers[r % TILE_ROWS * TILE_COLS + c - first];
+                                error[r * n + c] =
+                                    rows[r * n + c] - scale * (f32::from(integer) * book.step());
+                            }
+                        }
                     }
-                }
-            }
-            if start > buffer.first {
-                let row = &self.feedback.lower[start * n + buffer.first..];
-                let size = (rows, end - start, start - buffer.first);
-                multiply(self.share, &error[start..], n, row, n, size, 1.0, &mut buffer.target, width);
-            }
+                    if start > buffer.first {
+                        let row = &self.feedback.lower[start * n + buffer.first..];
+                        let size = (count, end - start, start - buffer.first);
+                        multiply(self.share, &error[start..], n, row, n, size, 1.0, target, width);
+                    }
+                },
+            );
             end = start;
         }
         let at = segment.offset + (across - segment.start) * segment.tile_bytes;
@@ -126,8 +150,8 @@ impl Strip<'_> {
         }
     }
 
-    /// Scales of least `(w - w') H (w - w')^T` for the given codes, by turns where a row has
-    /// several.
+    /// Scales of least `(w - w') H (w - w')^T` for the given codes of one strip, by turns where a
+    /// row has several.
     pub(crate) fn refit(&self, decoded: &[f32], scales: &mut [f16]) {
         let Band { rows, cols: n, group, gain, .. } = *self.band;
         let groups = self.band.groups();

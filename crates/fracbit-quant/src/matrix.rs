@@ -12,7 +12,7 @@
 //! them in f16's normal range whatever the magnitude of the weights.
 
 use crate::{
-    feedback::Strip,
+    feedback::Strips,
     hessian::{Hessian, STRIP},
     rounders::Rounders,
 };
@@ -263,9 +263,16 @@ pub(crate) fn plane(
     let mut scales: Vec<f16> = rms.iter().map(|&r| f16::from_f32(r / gain)).collect();
     let mut codes = vec![0; layout.len()];
 
-    // With feedback some rows of tiles go together, for the sake of its products.
-    let down = if feedback.is_empty() { 1 } else { STRIP / TILE_ROWS };
+    // With feedback some rows of tiles go together, for the sake of its products; more where the
+    // search wants many tiles at once, in equal parts.
     let tiles = shape.rows.div_ceil(TILE_ROWS) / pieces;
+    let batch = coders.iter().map(|(_, coder)| coder.batch()).max().unwrap_or(1);
+    let together = if feedback.is_empty() { 1 } else { STRIP / TILE_ROWS };
+    let down = if feedback.is_empty() || batch <= together {
+        together
+    } else {
+        tiles.div_ceil(tiles.div_ceil(batch)).next_multiple_of(together)
+    };
     let errors: Vec<Vec<f64>> = codes
         .par_chunks_mut(tiles * layout.row_bytes())
         .zip(scales.par_chunks_mut(tiles * TILE_ROWS * groups))
@@ -285,7 +292,7 @@ pub(crate) fn plane(
             let error = match feedback {
                 None => band.quantize(&coders, codes, scales),
                 Some((moments, feedback)) => {
-                    Strip { band: &band, moments, feedback, block, share }.quantize(&coders, codes, scales)
+                    Strips { band: &band, moments, feedback, block, share }.quantize(&coders, codes, scales)
                 }
             };
             progress(rows.len());

@@ -6,7 +6,7 @@
 
 use crate::{
     Grouping, QuantError, Quantized, Rounding,
-    feedback::Strip,
+    feedback::Strips,
     grouped::{self, Groups},
     matrix::{self, nearest_half, power_of_two_at_least},
     rounders,
@@ -147,7 +147,7 @@ fn fit_rows(
             Some((moments, feedback)) => {
                 let row_bytes = Layout::new(scheme, shape).row_bytes();
                 let band = matrix::Band { rows, cols, group, gain, row_bytes };
-                Strip { band: &band, moments, feedback, block: 1, share: 1.0 }.refit(&decoded, scales);
+                Strips { band: &band, moments, feedback, block: 1, share: 1.0 }.refit(&decoded, scales);
             }
         }
     });

@@ -39,6 +39,12 @@ impl Rounders {
         Self(Arc::new(Shared { provider: Some(provider), ..Shared::default() }))
     }
 
+    /// Whether some of them are a provider's, which may want many tiles at once.
+    #[must_use]
+    pub fn are_provided(&self) -> bool {
+        self.0.provider.is_some()
+    }
+
     /// How thoroughly they search.
     #[must_use]
     pub fn effort(&self) -> Effort {

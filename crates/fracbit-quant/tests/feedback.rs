@@ -1,14 +1,15 @@
 //! Error feedback against what its algebra promises.
 
 use fracbit_base::{Scheme, Shape};
-use fracbit_format::{SchemeSpec, TILE};
+use fracbit_codebook::Rounder;
+use fracbit_format::{Codebook, SchemeSpec, TILE};
 use fracbit_quant::{
     Grouping, Hessian, QuantError, Quantized, Rounders, Rounding, codebook, hessian, quantize_with,
 };
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock, Mutex};
 
 fn gaussian(count: usize, seed: u64) -> Vec<f32> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
@@ -106,6 +107,70 @@ fn identity_moments_change_no_bit() {
             let plain = quantize(&weights, shape, scheme(name), grouping, &|_| ()).unwrap();
             let fed = quantize_with(&weights, shape, scheme(name), grouping, under(&h), &|_| ()).unwrap();
             assert!(plain == fed, "{name} {grouping:?}");
+        }
+    }
+}
+
+/// The processor's rounder as a device would have it: it wants so many tiles at once, and notes how
+/// many it gets.
+struct Batched {
+    rounder: Arc<dyn Rounder>,
+    batch: usize,
+    calls: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Rounder for Batched {
+    fn codebook(&self) -> &Codebook {
+        self.rounder.codebook()
+    }
+
+    fn encode(&self, tiles: &[[f32; TILE]], codes: &mut [u8]) {
+        self.calls.lock().unwrap().push(tiles.len());
+        self.rounder.encode(tiles, codes);
+    }
+
+    fn batch(&self) -> usize {
+        self.batch
+    }
+}
+
+#[test]
+fn strips_that_go_together_change_no_bit() {
+    let rows = 320;
+    for (name, cols, grouping) in [
+        ("vq-2", 150, Grouping::Columns(32)),
+        ("tcq-fast-2", 40, Grouping::Row),
+        ("half-tcq-2.25", 40, Grouping::Row),
+        ("nest-tcq-2+1", 40, Grouping::Row),
+    ] {
+        let shape = Shape::new(rows, cols);
+        let weights = gaussian(shape.len(), 3);
+        let both =
+            [decaying(cols, 0.95, 4), autoregressive(cols, 0.9)].map(|h| Hessian::new(cols, h).unwrap());
+        for moments in [&both[..1], &both] {
+            let by = |rounders: &Rounders| {
+                let rounding = Rounding { moments, ..Rounding::new(rounders) };
+                quantize_with(&weights, shape, scheme(name), grouping, rounding, &|_| ()).unwrap()
+            };
+            let want = by(&ROUNDERS);
+            // 20 rows of tiles, or twice 10, in equal parts of whole strips.
+            let parts: [(usize, &[usize]); 4] = match moments.len() {
+                1 => [(1, &[4]), (8, &[4, 8]), (19, &[8, 12]), (1000, &[20])],
+                _ => [(1, &[2, 4]), (8, &[2, 8]), (19, &[10]), (1000, &[10])],
+            };
+            for (batch, parts) in parts {
+                let calls = Arc::new(Mutex::new(Vec::new()));
+                let told = Arc::clone(&calls);
+                let batched = Rounders::provided(Box::new(move |scheme| {
+                    let rounder = ROUNDERS.get(scheme)?;
+                    Some(Box::new(Batched { rounder, batch, calls: Arc::clone(&told) }))
+                }));
+                assert!(by(&batched) == want, "{name} {batch}");
+                let mut calls = std::mem::take(&mut *calls.lock().unwrap());
+                calls.sort_unstable();
+                calls.dedup();
+                assert_eq!(calls, parts, "{name} {batch}");
+            }
         }
     }
 }

@@ -546,7 +546,14 @@ pub(crate) fn run(args: &QuantizeArgs, context: &mut Context) -> Result<(), Fail
     context.progress.finish();
     let threads = rayon::current_num_threads();
     let estimate = Memory {
-        estimate: MemoryEstimate::new(&plan, &inventory, threads, calibration.is_some(), sequential),
+        estimate: MemoryEstimate::new(
+            &plan,
+            &inventory,
+            threads,
+            &rounders,
+            calibration.is_some(),
+            sequential,
+        ),
         measuring,
     };
     let Some(dir) = dir else {
