@@ -159,9 +159,12 @@ impl MemoryEstimate {
         let largest = whole.into_values().max().unwrap_or(0);
         let packed = plan.layers.iter().map(|l| l.bytes).max().unwrap_or(0);
         let widest = plan.layers.iter().map(|l| l.cols).max().unwrap_or(0);
-        // The trellis tables of one search beside the rows that are rounded.
-        let memory = |l: &PlannedLayer| fracbit_quant::working_memory(l.grouping(), l.cols, calibrated).0;
-        let mut search = threads as u64 * (plan.layers.iter().map(memory).max().unwrap_or(0) + (6 << 20));
+        // The trellis tables of a search for every thread, beside the rows that are rounded.
+        let memory = |l: &PlannedLayer| {
+            let shape = Shape::new(l.rows, l.cols);
+            fracbit_quant::working_memory(shape, l.grouping(), calibrated, threads).0
+        };
+        let mut search = plan.layers.iter().map(memory).max().unwrap_or(0) + threads as u64 * (6 << 20);
         if calibrated && rounders.are_provided() {
             search += 4 * largest; // all its rows go together, and so do their errors
         }
@@ -561,8 +564,8 @@ mod tests {
                 .0
         };
         let search = |rotation, calibrated| search_by(&here, rotation, calibrated);
-        // One scale for 64 of 14336 columns: every pair of them, for 64 rows on two threads.
-        assert!(search(RotationMode::None, true) > 2 * 64 * 8 * 224 * 224);
+        // One scale for 64 of 14336 columns: every pair of them, for 256 rows on two threads.
+        assert!(search(RotationMode::None, true) > 2 * 256 * 8 * 224 * 224);
         assert!(search(RotationMode::None, true) > search(RotationMode::Fold, true) + 50_000_000);
         assert_eq!(search(RotationMode::None, false), search(RotationMode::Fold, false));
         // A device rounds all rows of a matrix together, the head's too.

@@ -2,11 +2,11 @@
 //!
 //! Columns go from last to first. Feedback from finished columns reaches a block in two steps: once
 //! per buffer of 128 columns by one product over everything behind the buffer, and block by block
-//! within it. A strip of 64 rows is independent of the others, and its products are the same
-//! wherever it stands; strips go side by side, so that one call has the tiles of all of them.
+//! within it. Strips of rows are independent of each other; where a search wants many tiles at
+//! once, several go side by side, so that one call has the tiles of all of them.
 
 use crate::{
-    hessian::{Feedback, Hessian, STRIP, multiply},
+    hessian::{Feedback, Hessian, multiply},
     matrix::{Band, Coders, nearest_half},
 };
 use fracbit_codebook::Rounder;
@@ -26,6 +26,8 @@ pub(crate) struct Strips<'a> {
     pub(crate) feedback: &'a Feedback,
     /// Columns rounded together.
     pub(crate) block: usize,
+    /// Rows of a strip.
+    pub(crate) strip: usize,
     /// How much of an error is passed on: 1, or less where another plane follows.
     pub(crate) share: f32,
 }
@@ -41,15 +43,15 @@ impl Strips<'_> {
     /// Codes the strips, re-fits their scales (row-major, one per group) and returns the squared
     /// error of every row.
     pub(crate) fn quantize(&self, coders: &Coders<'_>, codes: &mut [u8], scales: &mut [f16]) -> Vec<f64> {
-        let n = self.band.cols;
+        let (n, strip) = (self.band.cols, self.strip);
         let mut error = vec![0.0; self.band.rows.len()]; // W - W' of the finished columns
         let mut last = n;
         while last > 0 {
             let first = (last - 1) / BUFFER * BUFFER;
             let width = last - first;
             let mut buffer = Buffer { first, last, target: vec![0.0; error.len() / n * width] };
-            let targets = buffer.target.par_chunks_mut(STRIP * width);
-            let strips = self.band.rows.par_chunks(STRIP * n).zip(error.par_chunks(STRIP * n));
+            let targets = buffer.target.par_chunks_mut(strip * width);
+            let strips = self.band.rows.par_chunks(strip * n).zip(error.par_chunks(strip * n));
             strips.zip(targets).for_each(|((rows, error), target)| {
                 for (row, target) in rows.chunks(n).zip(target.chunks_mut(width)) {
                     target.copy_from_slice(&row[first..last]);
@@ -70,13 +72,13 @@ impl Strips<'_> {
             last = first;
         }
         drop(error);
-        let strips = codes.par_chunks_mut(STRIP / TILE_ROWS * self.band.row_bytes);
-        let strips = strips.zip(scales.par_chunks_mut(STRIP * self.band.groups()));
-        let strips = strips.zip(self.band.rows.par_chunks(STRIP * n));
+        let strips = codes.par_chunks_mut(strip / TILE_ROWS * self.band.row_bytes);
+        let strips = strips.zip(scales.par_chunks_mut(strip * self.band.groups()));
+        let strips = strips.zip(self.band.rows.par_chunks(strip * n));
         let errors = strips.map(|((codes, scales), rows)| {
             let band = Band { rows, ..*self.band };
             let decoded = band.decode(coders, codes);
-            Strips { band: &band, ..*self }.refit(&decoded, scales);
+            band.refit_under(self.moments, &decoded, scales);
             band.errors(&decoded, scales)
         });
         errors.collect::<Vec<_>>().concat()
@@ -93,8 +95,7 @@ impl Strips<'_> {
         codes: &mut [u8],
         scales: &[f16],
     ) {
-        const DOWN: usize = STRIP / TILE_ROWS;
-        let n = self.band.cols;
+        let (n, strip) = (self.band.cols, self.strip);
         let width = buffer.last - buffer.first;
         let first = across * TILE_COLS;
         let last = (first + TILE_COLS).min(n);
@@ -114,11 +115,11 @@ impl Strips<'_> {
                 }
             }
             rounder.encode(&tiles, &mut packed);
-            let strips = packed.par_chunks(DOWN * segment.tile_bytes);
-            let strips = strips.zip(scales.par_chunks(STRIP * self.band.groups()));
-            let strips = strips.zip(self.band.rows.par_chunks(STRIP * n));
-            let strips = strips.zip(error.par_chunks_mut(STRIP * n));
-            strips.zip(buffer.target.par_chunks_mut(STRIP * width)).for_each(
+            let strips = packed.par_chunks(strip / TILE_ROWS * segment.tile_bytes);
+            let strips = strips.zip(scales.par_chunks(strip * self.band.groups()));
+            let strips = strips.zip(self.band.rows.par_chunks(strip * n));
+            let strips = strips.zip(error.par_chunks_mut(strip * n));
+            strips.zip(buffer.target.par_chunks_mut(strip * width)).for_each(
                 |((((packed, scales), rows), error), target)| {
                     let count = rows.len() / n;
                     let book = rounder.codebook();
@@ -149,18 +150,20 @@ impl Strips<'_> {
             row[at..at + segment.tile_bytes].copy_from_slice(code);
         }
     }
+}
 
-    /// Scales of least `(w - w') H (w - w')^T` for the given codes of one strip, by turns where a
-    /// row has several.
-    pub(crate) fn refit(&self, decoded: &[f32], scales: &mut [f16]) {
-        let Band { rows, cols: n, group, gain, .. } = *self.band;
-        let groups = self.band.groups();
+impl Band<'_> {
+    /// Scales of least `(w - w') H (w - w')^T` for the given codes, by turns where a row has
+    /// several.
+    pub(crate) fn refit_under(&self, moments: &Hessian, decoded: &[f32], scales: &mut [f16]) {
+        let Band { rows, cols: n, group, gain, .. } = *self;
+        let groups = self.groups();
         let count = decoded.len() / n;
         let (mut images, mut linear) = (vec![0.0f64; count * groups * groups], vec![0.0f64; count * groups]);
         let mut image = vec![0.0; decoded.len()];
         for g in 0..groups {
             let (first, width) = (g * group, group.min(n - g * group));
-            let moments = &self.moments.entries()[first * n..];
+            let moments = &moments.entries()[first * n..];
             multiply(1.0, &decoded[first..], n, moments, n, (count, width, n), 0.0, &mut image, n);
             for r in 0..count {
                 let image = &image[r * n..][..n];

@@ -9,7 +9,7 @@
 
 use crate::{
     Grouping, QuantError, Quantized, Rounding,
-    hessian::{Feedback, STRIP, multiply},
+    hessian::{Feedback, multiply, strip},
     matrix::power_of_two_at_least,
     rounders,
 };
@@ -97,7 +97,8 @@ pub(crate) fn encode<G: Groups>(
     let mut codes = vec![0; layout.len()];
 
     // With feedback some rows of tiles go together, for the sake of its products.
-    let down = if feedback.is_empty() { 1 } else { STRIP / TILE_ROWS };
+    let threads = rayon::current_num_threads();
+    let down = if feedback.is_empty() { 1 } else { strip(shape.rows, threads) / TILE_ROWS };
     let tiles = shape.rows.div_ceil(TILE_ROWS) / feedback.len().max(1);
     codes
         .par_chunks_mut(tiles * layout.row_bytes())
@@ -198,25 +199,33 @@ impl<G: Groups> Band<'_, G> {
                 let start = (end - 1) / group * group;
                 let importance = &feedback.importance[start..end];
                 for r in 0..count {
-                    let target = &mut target[r * across + start - first..][..end - start];
-                    let found = self.groups.find(self.first + r, target, Some(importance));
-                    stored[r * self.across() + start / group] = found;
-                    let nearest = self.groups.nearest(self.first + r, found);
-                    for c in (0..end - start).rev() {
-                        let (code, value) = nearest(target[c]);
-                        all[r * width + start + c] = code;
-                        let off = rows[r * n + start + c] - value;
-                        error[r * n + start + c] = off;
-                        let factors = &lower[(start + c) * n + start..][..c];
-                        target[..c].iter_mut().zip(factors).for_each(|(t, l)| *t += off * l);
+                    let target = &target[r * across + start - first..][..end - start];
+                    stored[r * self.across() + start / group] =
+                        self.groups.find(self.first + r, target, Some(importance));
+                }
+                // Of a wide group some columns at a time, for the sake of the product behind them.
+                while end > start {
+                    let some = start + (end - start - 1) / BUFFER * BUFFER;
+                    for r in 0..count {
+                        let target = &mut target[r * across + some - first..][..end - some];
+                        let found = stored[r * self.across() + start / group];
+                        let nearest = self.groups.nearest(self.first + r, found);
+                        for c in (0..end - some).rev() {
+                            let (code, value) = nearest(target[c]);
+                            all[r * width + some + c] = code;
+                            let off = rows[r * n + some + c] - value;
+                            error[r * n + some + c] = off;
+                            let factors = &lower[(some + c) * n + some..][..c];
+                            target[..c].iter_mut().zip(factors).for_each(|(t, l)| *t += off * l);
+                        }
                     }
+                    if some > first {
+                        let size = (count, end - some, some - first);
+                        let row = &lower[some * n + first..];
+                        multiply(1.0, &error[some..], n, row, n, size, 1.0, &mut target, across);
+                    }
+                    end = some;
                 }
-                if start > first {
-                    let size = (count, end - start, start - first);
-                    let row = &lower[start * n + first..];
-                    multiply(1.0, &error[start..], n, row, n, size, 1.0, &mut target, across);
-                }
-                end = start;
             }
             last = first;
         }

@@ -13,7 +13,7 @@
 
 use crate::{
     feedback::Strips,
-    hessian::{Hessian, STRIP},
+    hessian::{Hessian, STRIP, strip},
     rounders::Rounders,
 };
 use fracbit_base::{Bytes, Scheme, Shape, ShapeError};
@@ -26,15 +26,16 @@ use half::f16;
 use rayon::prelude::*;
 use std::sync::Arc;
 
-/// Bytes that a thread works in while it rounds a matrix of `cols` columns, beside what the search
-/// for codes takes; `feedback`: with moments of the inputs.
+/// Bytes that so many threads work in while they round a matrix, beside what the search for codes
+/// takes; `feedback`: with moments of the inputs.
 #[must_use]
-pub fn working_memory(grouping: Grouping, cols: usize, feedback: bool) -> Bytes {
-    let (n, groups) = (cols as u64, grouping.groups(cols) as u64);
-    let rows = if feedback { STRIP } else { TILE_ROWS } as u64;
+pub fn working_memory(shape: Shape, grouping: Grouping, feedback: bool, threads: usize) -> Bytes {
+    let (n, groups) = (shape.cols as u64, grouping.groups(shape.cols) as u64);
+    let rows = if feedback { strip(shape.rows, threads) } else { TILE_ROWS } as u64;
     // Regularized or finished errors, and decoded; with feedback also their image under the
     // moments, and what couples the scales.
-    Bytes(if feedback { rows * (3 * 4 * n + 8 * groups * (groups + 1)) } else { rows * 2 * 4 * n })
+    let row = if feedback { 3 * 4 * n + 8 * groups * (groups + 1) } else { 2 * 4 * n };
+    Bytes(threads as u64 * rows * row)
 }
 
 /// Why a matrix cannot be quantized.
@@ -267,11 +268,13 @@ pub(crate) fn plane(
     // search wants many tiles at once, in equal parts.
     let tiles = shape.rows.div_ceil(TILE_ROWS) / pieces;
     let batch = coders.iter().map(|(_, coder)| coder.batch()).max().unwrap_or(1);
-    let together = if feedback.is_empty() { 1 } else { STRIP / TILE_ROWS };
-    let down = if feedback.is_empty() || batch <= together {
-        together
+    let strip = strip(shape.rows, rayon::current_num_threads());
+    let down = if feedback.is_empty() {
+        1
+    } else if batch <= strip / TILE_ROWS {
+        strip / TILE_ROWS
     } else {
-        tiles.div_ceil(tiles.div_ceil(batch)).next_multiple_of(together)
+        tiles.div_ceil(tiles.div_ceil(batch)).next_multiple_of(STRIP / TILE_ROWS)
     };
     let errors: Vec<Vec<f64>> = codes
         .par_chunks_mut(tiles * layout.row_bytes())
@@ -291,9 +294,8 @@ pub(crate) fn plane(
             let band = Band { rows, cols: shape.cols, group, gain, row_bytes: layout.row_bytes() };
             let error = match feedback {
                 None => band.quantize(&coders, codes, scales),
-                Some((moments, feedback)) => {
-                    Strips { band: &band, moments, feedback, block, share }.quantize(&coders, codes, scales)
-                }
+                Some((moments, feedback)) => Strips { band: &band, moments, feedback, block, strip, share }
+                    .quantize(&coders, codes, scales),
             };
             progress(rows.len());
             error

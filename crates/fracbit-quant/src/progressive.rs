@@ -6,8 +6,8 @@
 
 use crate::{
     Grouping, QuantError, Quantized, Rounding,
-    feedback::Strips,
     grouped::{self, Groups},
+    hessian::strip,
     matrix::{self, nearest_half, power_of_two_at_least},
     rounders,
 };
@@ -133,21 +133,25 @@ fn fit_rows(
         rows.for_each(|(r, row)| units.dequantize_row(first + r, row));
         decoded
     };
-    let rows_each = shape.rows.div_ceil(rounding.moments.len().max(1));
-    // Rows of several moments are of whole tiles.
-    let strips = scales.par_chunks_mut(TILE_ROWS).zip(weights.par_chunks(TILE_ROWS * cols)).enumerate();
-    strips.for_each(|(strip, (scales, rows))| {
-        let decoded = decoded(strip * TILE_ROWS, scales.len());
-        let moments = rounding.moments.get(strip * TILE_ROWS / rows_each);
-        match moments.and_then(|moments| Some((moments, moments.feedback(1).ok()?))) {
+    let (pieces, strip) = (rounding.moments.len().max(1), strip(shape.rows, rayon::current_num_threads()));
+    let rows_each = shape.rows.div_ceil(pieces);
+    // Rows of several moments are of whole tiles, and a strip's are of one.
+    let strip = match pieces {
+        1 => strip,
+        _ => (TILE_ROWS..=strip).rev().find(|strip| rows_each.is_multiple_of(*strip)).unwrap_or(TILE_ROWS),
+    };
+    let strips = scales.par_chunks_mut(strip).zip(weights.par_chunks(strip * cols)).enumerate();
+    strips.for_each(|(at, (scales, rows))| {
+        let decoded = decoded(at * strip, scales.len());
+        match rounding.moments.get(at * strip / rows_each) {
             None => {
                 let all = rows.chunks(cols).zip(decoded.chunks(cols)).zip(scales);
                 all.for_each(|((row, units), scale)| *scale = matrix::refit(row, units, *scale, gain));
             }
-            Some((moments, feedback)) => {
+            Some(moments) => {
                 let row_bytes = Layout::new(scheme, shape).row_bytes();
                 let band = matrix::Band { rows, cols, group, gain, row_bytes };
-                Strips { band: &band, moments, feedback, block: 1, share: 1.0 }.refit(&decoded, scales);
+                band.refit_under(moments, &decoded, scales);
             }
         }
     });

@@ -125,7 +125,7 @@ impl Rounder for Batched {
     }
 
     fn encode(&self, tiles: &[[f32; TILE]], codes: &mut [u8]) {
-        self.calls.lock().unwrap().push(tiles.len());
+        self.calls.lock().expect("no other panic").push(tiles.len());
         self.rounder.encode(tiles, codes);
     }
 
@@ -172,6 +172,31 @@ fn strips_that_go_together_change_no_bit() {
                 assert_eq!(calls, parts, "{name} {batch}");
             }
         }
+    }
+}
+
+#[test]
+fn strips_of_any_height_change_no_bit() {
+    // Few threads take high strips; 790 rows end within a tile.
+    for (name, rows, cols, grouping) in [
+        ("vq-2", 790, 150, Grouping::Row),
+        ("vq-2", 790, 150, Grouping::Columns(64)),
+        ("int-4", 790, 150, Grouping::Columns(32)),
+        ("qoq-g128", 790, 300, Grouping::Row),
+        ("nest-tcq-fast-2+1", 790, 40, Grouping::Row),
+    ] {
+        let shape = Shape::new(rows, cols);
+        let weights = gaussian(shape.len(), 5);
+        let moments = Hessian::new(cols, autoregressive(cols, 0.9)).unwrap();
+        let on = |threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let rounding = under(&moments);
+            pool.install(|| {
+                quantize_with(&weights, shape, scheme(name), grouping, rounding, &|_| ()).unwrap()
+            })
+        };
+        let one = on(1);
+        assert!(one == on(2) && one == on(9), "{name} {grouping:?}");
     }
 }
 
@@ -323,14 +348,16 @@ fn same_bytes_at_any_thread_count() {
 /// of its group.
 #[test]
 fn feedback_of_groups_follows_the_recurrence() {
-    let (rows, cols, group) = (5, 300, 32);
+    let (rows, cols) = (5, 300);
     let shape = Shape::new(rows, cols);
     let weights = gaussian(shape.len(), 8);
     let h = autoregressive(cols, 0.6);
     let moments = Hessian::new(cols, h.clone()).unwrap();
     let lower = unit_lower(&h, cols);
-    for name in ["int-4", "int-8", "gnuq-2", "gnuq-4"] {
-        let grouping = Grouping::Columns(group);
+    let small = ["int-4", "int-8", "gnuq-2", "gnuq-4"].map(|name| (name, 32));
+    // Wide ones take their columns in several steps.
+    for (name, group) in small.into_iter().chain([("int-4", 160), ("int-8", cols)]) {
+        let grouping = if group == cols { Grouping::Row } else { Grouping::Columns(group) };
         let packed =
             quantize_with(&weights, shape, scheme(name), grouping, under(&moments), &|_| ()).unwrap();
         let book = &packed.data.codebooks()[0];
@@ -351,7 +378,7 @@ fn feedback_of_groups_follows_the_recurrence() {
                 different += usize::from(far(f64::from(decoded[r * cols + k])) > best + 1e-5);
             }
         }
-        assert_eq!(different, 0, "{name}: weights that are not the nearest to their targets");
+        assert_eq!(different, 0, "{name}, {group}: weights that are not the nearest to their targets");
         let energy: f64 = weights.iter().map(|&w| f64::from(w).powi(2)).sum();
         assert!((packed.relative_error - squares / energy).abs() < 1e-6, "{name}");
     }
