@@ -11,7 +11,8 @@
 // cache is read before `grid_wait`. Shares depend on the position alone and are added in their order: the same bits at every run.
 //
 // Caches of fewer bits (kv_codes.cuh) go the same way. Their keys meet queries of 15 bits, two bytes, in products of bytes, so that codes
-// of 8 bits are operands as they are. Values are turned into halves, and their scales into the weights.
+// of 8 bits are operands as they are. Values are turned into halves, and their scales into the weights. Constants of keys that such a cache
+// does without are in the scores as sums over planes, A cos + B sin of the position's angles, in f32: A and B of a query are made once.
 #pragma once
 #include "kv_codes.cuh"
 
@@ -41,6 +42,7 @@ constexpr float FEW_LEAST = -1e30f;  // below every score, and finite: differenc
 /// The same with a cache of codes.
 struct AttendCodesArgs : AttendFewArgs {
     HeadTurn turn;
+    KeyConstants constants;
 };
 
 /// A cache of half precision.
@@ -70,6 +72,9 @@ template <int N, int T, class Kv> struct FewRoom : FewInputs<Kv, 64 * N, 8 * T> 
     static constexpr uint32_t SUMS = WEIGHT + 4 * FEW_WARPS * Q;  // (warps, Q, D)
     static constexpr uint32_t SUM = 4 * Q * D;
     static constexpr uint32_t END = SUMS + FEW_WARPS * SUM;
+    /// What query `i` makes of constants, (D / 2, 2) at most: among the sums, which come later, behind what warps turn heads in. Eight
+    /// neighbouring queries lie in different banks.
+    static FB_DEVICE constexpr uint32_t factors(uint32_t i) { return SUMS + i % FEW_WARPS * (SUM + 8) + 4 * D * (1 + 2 * (i / FEW_WARPS)); }
 };
 
 /// 16 positions as operands: keys by 8 positions and 32 dimensions, values by 64 dimensions and a lane's four positions.
@@ -176,7 +181,7 @@ template <int N, int T> FB_DEVICE void few_scores(const Positions<N>& p, uint32_
     FB_UNROLL
     for (uint32_t j = 0; j < 2; j++) s[j][0] = capped(d[j][0] + d[j][2], cap), s[j][1] = capped(d[j][1] + d[j][3], cap);
 }
-template <int N, int T, class Kv> FB_DEVICE void few_scores(const CodePositions<N, Kv>& p, uint32_t tile, float cap, float (&s)[2][2]) {
+template <int N, int T, class Kv> FB_DEVICE void few_scores(const CodePositions<N, Kv>& p, uint32_t tile, float (&s)[2][2]) {
     using Room = FewRoom<N, T, Kv>;
     const uint32_t query = 8 * tile + thread_x() % 32 / 4, at = query * Room::QUERY + 32 * (thread_x() % 4);
     int32_t d[2][4] = {};
@@ -196,8 +201,44 @@ template <int N, int T, class Kv> FB_DEVICE void few_scores(const CodePositions<
     FB_UNROLL
     for (uint32_t i = 0; i < 4; i++) {
         const int32_t(&both)[4] = d[i / 2];  // below 2^30 in magnitude
-        s[i / 2][i % 2] = capped((float)(QUERY_LOW * both[i % 2] + both[2 + i % 2]) * (scale * scale_of(p.key_scales, i)), cap);
+        s[i / 2][i % 2] = (float)(QUERY_LOW * both[i % 2] + both[2 + i % 2]) * (scale * scale_of(p.key_scales, i));
     }
+}
+
+/// Adds what constants of keys make of positions first + 0..16.
+template <int N, int T, class Kv> FB_DEVICE void few_constants(const KeyConstants& k, uint32_t kv, uint32_t first, float (&s)[T][2][2]) {
+    using Room = FewRoom<N, T, Kv>;
+    const uint32_t count = key_planes(k, kv), query = thread_x() % 32 / 4, at = first + 2 * (thread_x() % 4);
+    FB_UNROLL_4
+    for (uint32_t n = 0; n < count; n++) {
+        const float* angles = k.angles + 2 * ((size_t)ldc(&k.planes[(size_t)kv * k.most + n].row) * k.positions + at);
+        uint64_t turn[4];  // cosine and sine; the step's own positions may begin anywhere
+        FB_UNROLL
+        for (uint32_t i = 0; i < 4; i++) turn[i] = ldc((const uint64_t*)(angles + 2 * (i % 2 + i / 2 * 8)));
+        FB_UNROLL
+        for (uint32_t t = 0; t < T; t++) {
+            const uint64_t factors = lds<uint64_t>(Room::factors(8 * t + query) + 8 * n);
+            const float a = float_of((uint32_t)factors), b = float_of((uint32_t)(factors >> 32));
+            FB_UNROLL
+            for (uint32_t i = 0; i < 4; i++) {
+                s[t][i / 2][i % 2] += a * float_of((uint32_t)turn[i]) + b * float_of((uint32_t)(turn[i] >> 32));
+            }
+        }
+    }
+}
+
+/// Scores of all queries and positions first + 0..16 of a head.
+template <int N, int T> FB_DEVICE void few_scores(const AttendFewArgs& a, const Positions<N>& p, uint32_t, uint32_t, float (&s)[T][2][2]) {
+    FB_UNROLL
+    for (uint32_t t = 0; t < T; t++) few_scores<N, T>(p, t, a.cap, s[t]);
+}
+template <int N, int T, class Kv>
+FB_DEVICE void few_scores(const AttendCodesArgs& a, const CodePositions<N, Kv>& p, uint32_t kv, uint32_t first, float (&s)[T][2][2]) {
+    FB_UNROLL
+    for (uint32_t t = 0; t < T; t++) few_scores<N, T>(p, t, s[t]);
+    few_constants<N, T, Kv>(a.constants, kv, first, s);
+    FB_UNROLL
+    for (uint32_t i = 0; i < 4 * T; i++) s[i / 4][i / 2 % 2][i % 2] = capped(s[i / 4][i / 2 % 2][i % 2], a.cap);
 }
 
 /// Turns scores of positions first + 0..16 into weights, packed as the right operand of the values; only low <= position < high count.
@@ -274,9 +315,25 @@ FB_DEVICE void few_take(Running<N> (&q)[T], const CodePositions<N, Kv>& p, float
     }
 }
 
-/// One head of one token, by a warp: norm and rotary embedding. Lane i gets dimensions i, i + 32 and so on; `scratch` takes 64 N floats.
+/// Turns the planes of a head that a warp holds, lane i dimensions i, i + 32 and so on; `scratch` takes 32 M floats.
+template <int M> FB_DEVICE void turn_planes(uint32_t d, uint32_t scratch, const float (&cosine)[M], const float (&sine)[M], float (&v)[M]) {
+    const uint32_t lane = thread_x() % 32, half = d / 2;
+    FB_UNROLL
+    for (uint32_t t = 0; t < M; t++) sts<float>(scratch + 4 * (lane + 32 * t), v[t]);
+    sync_warp();
+    FB_UNROLL
+    for (uint32_t t = 0; t < M; t++) {
+        const uint32_t i = lane + 32 * t;
+        const float other = i < half ? -lds<float>(scratch + 4 * (i + half)) : i < d ? lds<float>(scratch + 4 * (i - half)) : 0.f;
+        v[t] = v[t] * cosine[t] + other * sine[t];
+    }
+    sync_warp();
+}
+
+/// One head of one token, by a warp: norm, what is added to it, and rotary embedding. Lane i gets dimensions i, i + 32 and so on; `scratch`
+/// takes 64 N floats.
 template <int N, class Args>
-FB_DEVICE void few_head(const Args& a, const float* x, const float* norm, const float* turns, uint32_t scratch, float (&v)[2 * N]) {
+FB_DEVICE void few_head(const Args& a, const float* x, const float* norm, const float* shift, const float* turns, uint32_t scratch, float (&v)[2 * N]) {
     const uint32_t lane = thread_x() % 32, half = a.d / 2;
     float gain[2 * N], cosine[2 * N], sine[2 * N], square = 0.f;
     FB_UNROLL
@@ -294,14 +351,27 @@ FB_DEVICE void few_head(const Args& a, const float* x, const float* norm, const 
         FB_UNROLL
         for (uint32_t t = 0; t < 2 * N; t++) v[t] *= by * gain[t];
     }
+    if (shift) {
+        FB_UNROLL
+        for (uint32_t t = 0; t < 2 * N; t++) v[t] += lane + 32 * t < a.d ? ldc(shift + lane + 32 * t) : 0.f;
+    }
+    turn_planes(a.d, scratch, cosine, sine, v);
+}
+
+/// What constants of keys make of query `i` of the block, by a warp that holds it turned; `scratch` takes 32 M floats.
+template <class Room, int M>
+FB_DEVICE void few_factors(const KeyConstants& k, uint32_t d, uint32_t kv, uint32_t i, uint32_t scratch, float scale, const float (&v)[M]) {
+    const uint32_t lane = thread_x() % 32, count = key_planes(k, kv);
+    if (count == 0) return;
     FB_UNROLL
-    for (uint32_t t = 0; t < 2 * N; t++) sts<float>(scratch + 4 * (lane + 32 * t), v[t]);
+    for (uint32_t t = 0; t < M; t++) sts<float>(scratch + 4 * (lane + 32 * t), v[t] * scale);
     sync_warp();
-    FB_UNROLL
-    for (uint32_t t = 0; t < 2 * N; t++) {
-        const uint32_t i = lane + 32 * t;
-        const float other = i < half ? -lds<float>(scratch + 4 * (i + half)) : i < a.d ? lds<float>(scratch + 4 * (i - half)) : 0.f;
-        v[t] = v[t] * cosine[t] + other * sine[t];
+    for (uint32_t n = lane; n < count; n += 32) {
+        const KeyPlane p = key_plane(k, kv, n);
+        const float x = lds<float>(scratch + 4 * p.plane), y = lds<float>(scratch + 4 * (p.plane + d / 2));
+        const uint32_t to = Room::factors(i) + 8 * n;
+        sts<float>(to, x * p.at + y * p.beside);
+        sts<float>(to + 4, y * p.at - x * p.beside);
     }
     sync_warp();
 }
@@ -436,14 +506,19 @@ template <int N, int T, class Kv> FB_DEVICE void attend_few(const typename Kv::A
         const bool query = i < queries, value = !query && (i - queries) % 2 == 1;
         const uint32_t row = query ? (first_query + i) / group : (i - queries) / 2;  // of the sequence
         const uint32_t head = query ? kv * group + (first_query + i) % group : a.heads + (value ? a.kv_heads : 0) + kv;
+        const float* shift = nullptr;
+        if constexpr (Kv::CODES) {
+            if (!query && !value) shift = key_shift(a.constants, a.d, kv, position + row);
+        }
         float v[2 * N];
-        few_head<N>(a, a.qkv + ((size_t)(first_row + row) * all + head) * a.d, query ? a.query_norm : value ? nullptr : a.key_norm,
+        few_head<N>(a, a.qkv + ((size_t)(first_row + row) * all + head) * a.d, query ? a.query_norm : value ? nullptr : a.key_norm, shift,
                     a.turns && !value ? a.turns + (size_t)(position + row) * a.d : nullptr, scratch, v);
         const float scale = a.scale * (a.growth ? ldc(a.growth + position + row) : 1.f);
         const uint32_t here = query ? 0u : cache_row(table, a.kv_heads, kv, position + row);
         const bool kept = first_query == 0;
         if constexpr (Kv::CODES) {
             if (query) {
+                few_factors<Room>(a.constants, a.d, kv, i, scratch, scale, v);
                 turn_head(a.turn, a.d, scratch, v);
                 FB_UNROLL
                 for (uint32_t t = 0; t < 2 * N; t++) v[t] *= scale;
@@ -488,8 +563,7 @@ template <int N, int T, class Kv> FB_DEVICE void attend_few(const typename Kv::A
     while (first < end) {
         sync_warp();  // or the compiler keeps the queries in registers, which positions need
         float s[T][2][2];
-        FB_UNROLL
-        for (uint32_t t = 0; t < T; t++) few_scores<N, T>(p, t, a.cap, s[t]);
+        few_scores<N, T>(a, p, kv, first, s);
         first += stride, begins = row_of(first);
         if (first < end) fetch_keys();
         few_take(q, p, s, first - stride, [&](uint32_t t) { return low[t]; }, [&](uint32_t) { return end; });
@@ -507,12 +581,14 @@ template <int N, int T, class Kv> FB_DEVICE void attend_few(const typename Kv::A
             take_values(p, a.d, near(Room::VALUES));
         }
         float s[T][2][2];
-        FB_UNROLL
-        for (uint32_t t = 0; t < T; t++) few_scores<N, T>(p, t, a.cap, s[t]);
+        few_scores<N, T>(a, p, kv, position, s);
         const auto seen = [&](uint32_t t) { return (first_query + 8 * t + g) / group + 1; };
         few_take(q, p, s, 0, [&](uint32_t t) { return a.window > 0 && seen(t) > a.window ? seen(t) - a.window : 0; }, seen);
     }
 
+    if constexpr (Kv::CODES) {
+        if (a.constants.most > 0) sync_block();  // sums come where other warps may still read factors
+    }
     // The warps of the block, in their order.
     FB_UNROLL
     for (uint32_t t = 0; t < T; t++) {
@@ -579,4 +655,4 @@ template <int N, int T, class Kv> FB_DEVICE void attend_few(const typename Kv::A
     if (thread_x() == 0) stg(a.counters + block_x(), 0u);
 }
 
-static_assert(sizeof(AttendFewArgs) == 136 && sizeof(AttendCodesArgs) == 160, "arguments");
+static_assert(sizeof(AttendFewArgs) == 136 && sizeof(AttendCodesArgs) == 208, "arguments");

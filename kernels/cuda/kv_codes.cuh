@@ -161,6 +161,31 @@ template <int M> FB_DEVICE void turn_head(const HeadTurn& turn, uint32_t d, uint
     sync_warp();
 }
 
+/// A plane of a head whose constant the keys are stored without: its two numbers, and the row of the table of angles that has its own.
+struct alignas(16) KeyPlane {
+    uint32_t plane, row;
+    float at, beside;
+};
+/// Constants of keys (crates/fracbit-model/src/key_bias.rs): keys are stored without them, and scores get what they add apart.
+struct KeyConstants {
+    const float* shift;       // (kv_heads, d): what keys get before they turn; null: there are none
+    const KeyPlane* planes;   // (kv_heads, most)
+    const uint32_t* counts;   // (kv_heads): planes of each head
+    const float* angles;      // (rows, positions, 2): cosines and sines, 0 before position `first`
+    uint32_t most, first;     // keys before position `first` are stored as they are
+    uint32_t positions, pad;  // FEW_CHUNK more than a sequence may have
+};
+/// What the key of a head gets before it turns, or null.
+FB_DEVICE const float* key_shift(const KeyConstants& k, uint32_t d, uint32_t kv, uint32_t position) {
+    return k.shift && position >= k.first ? k.shift + (size_t)kv * d : nullptr;
+}
+/// Planes of a head.
+FB_DEVICE uint32_t key_planes(const KeyConstants& k, uint32_t kv) { return k.most > 0 ? ldc(k.counts + kv) : 0; }
+FB_DEVICE KeyPlane key_plane(const KeyConstants& k, uint32_t kv, uint32_t n) {
+    const Words4 of = ldc((const Words4*)(k.planes + (size_t)kv * k.most + n));
+    return {of.w[0], of.w[1], float_of(of.w[2]), float_of(of.w[3])};
+}
+
 /// Rounds a row that a warp holds (as above, zeros behind its end) to integers up to `most` in magnitude, as the processor does; returns
 /// their scale. Numbers that are all below 1e-30 become zero; where one is infinite or no number, the scale is none.
 ///

@@ -11,12 +11,14 @@ mod attend_few;
 mod attention;
 mod cache;
 mod experts;
+mod key_constants;
 mod rotate_few;
 mod sample;
 pub use attend_few::{AttentionWork, FEW, attend_few};
 pub use attention::{AttentionShape, HeadOptions, HeadTurn, PageTables, StepRows, attention};
 pub use cache::{Cache, CacheType, Halved};
 pub use experts::{combine, gather, route};
+pub use key_constants::{KeyAngles, KeyConstants, KeyPlane};
 pub use rotate_few::Before;
 pub use sample::{Draw, SampleWork, sample};
 

@@ -96,14 +96,20 @@ fn every_case(kind: CacheType) {
             growth,
             kind,
             turned,
+            constants: None,
         };
-        let mut bench = attention.on(&device, number as u64).expect("memory");
-        for &(before, rows) in lengths {
-            let worst = bench.check(before, rows).expect("a launch");
-            assert!(worst < 1.0, "{attention:?}, {rows} tokens after {before}: {worst} of the bound");
+        // Whole keys, keys without biases, and but for the first one without means.
+        let all = if kind == CacheType::Half { &[None][..] } else { &[None, Some(0), Some(1)] };
+        for &constants in all {
+            let attention = Attention { constants, ..attention };
+            let mut bench = attention.on(&device, number as u64).expect("memory");
+            for &(before, rows) in lengths {
+                let worst = bench.check(before, rows).expect("a launch");
+                assert!(worst < 1.0, "{attention:?}, {rows} tokens after {before}: {worst} of the bound");
+            }
+            bench.check_together(&[300, 0, 64, 17, 128, 63, 1, 511]).expect("a launch");
+            bench.check_together(&[5, 480, 65]).expect("a launch");
         }
-        bench.check_together(&[300, 0, 64, 17, 128, 63, 1, 511]).expect("a launch");
-        bench.check_together(&[5, 480, 65]).expect("a launch");
     }
 }
 

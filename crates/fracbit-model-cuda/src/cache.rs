@@ -127,7 +127,7 @@ impl<'d, D: Device> DeviceSequence<'d, D> {
             let step = Buffer::of(device, &[Step::new(&[tokens], &[])], "step")?;
             let tables = PageTables::new(device, 1, pages.len() * POSITIONS)?;
             tables.write(&[&pages])?;
-            halved.fill(&step, (cache, &tables), shape, (0, 0))?;
+            halved.fill(&step, (cache, &tables), shape, (0, 0), None)?;
             pages = (0..).take(pages.len()).collect();
             from = halved.buffers();
         }

@@ -361,6 +361,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
                 eps: self.inner_eps,
                 window: config.layers[i].sliding_window.unwrap_or(0),
                 head_turn: memory.kind().codes().then_some(&self.head_turn),
+                constants: None,
                 halved: memory.halved(),
             };
             if rows <= FEW && s.shape.d.is_multiple_of(8) {

@@ -57,14 +57,17 @@ fn attention_of(
             growth: false,
             kind,
             turned: kind.codes(),
+            constants: None,
         }
     };
     let of = |capacity| sized(capacity, 1);
     sized(600, 8).on(gpu, 2)?.check_together(&[300, 0, 64, 17, 128, 63, 1, 511])?;
-    let mut bench = of(4100).on(gpu, 1)?;
     let mut worst = 0f64;
-    for (before, rows) in [(0, 1), (127, 1), (2047, 1), (2000, 8), (4095, 1)] {
-        worst = worst.max(bench.check(before, rows)?);
+    for constants in [None, Some(0)].into_iter().take(if kind.codes() { 2 } else { 1 }) {
+        let mut bench = Attention { constants, ..of(4100) }.on(gpu, 1)?;
+        for (before, rows) in [(0, 1), (127, 1), (2047, 1), (2000, 8), (4095, 1)] {
+            worst = worst.max(bench.check(before, rows)?);
+        }
     }
     let what = format!("attention, {kind:?}, {heads} heads, {kv_heads} of keys, {d} wide");
     println!("{what}: worst error {worst:.3} of its bound");

@@ -185,6 +185,7 @@ fn attention(gpu: &Gpu, kind: CacheType, position: usize) -> Wrong {
         eps: 0.0,
         window: 0,
         head_turn: None,
+        constants: None,
         halved: halved.as_ref(),
     };
     let run =

@@ -2,7 +2,7 @@
 
 use super::{
     AttentionShape, Cache, CacheType, HeadOptions, PageTables, SEQUENCES, StepRows, at, cache::HeadTurnArgs,
-    holds, u32_of,
+    holds, key_constants::KeyConstantsArgs, u32_of,
 };
 use crate::{Address, Buffer, Device, DeviceError, Grid, Limits};
 use bytemuck::{Pod, Zeroable};
@@ -42,6 +42,7 @@ struct AttendFewArgs {
 struct AttendCodesArgs {
     few: AttendFewArgs,
     turn: HeadTurnArgs,
+    constants: KeyConstantsArgs,
 }
 
 /// How one launch is laid out.
@@ -184,8 +185,12 @@ pub fn attend_few<D: Device>(
         scale: 1.0 / (d as f32).sqrt(),
         cap: options.cap,
     };
-    let args = AttendCodesArgs { few: args, turn: HeadTurnArgs::of(options.head_turn, d) };
-    assert!(options.head_turn.is_none() || cache.kind.codes(), "heads are rotated for caches of codes only");
+    let args = AttendCodesArgs {
+        few: args,
+        turn: HeadTurnArgs::of(options.head_turn, d),
+        constants: KeyConstantsArgs::of(options.constants, shape),
+    };
+    options.check_kind(cache.kind);
     let kernel = cache.kind.kernel(&format!("fb_attend_{}_{}", plan.dims, plan.queries));
     let grid = Grid {
         blocks: (u32_of(plan.blocks(shape, sequences)), u32_of(plan.shares)),
@@ -199,6 +204,6 @@ pub fn attend_few<D: Device>(
 }
 
 const _: () = assert!(
-    size_of::<AttendFewArgs>() == 136 && size_of::<AttendCodesArgs>() == 160,
+    size_of::<AttendFewArgs>() == 136 && size_of::<AttendCodesArgs>() == 208,
     "as attend_few.cuh asserts"
 );

@@ -1,6 +1,9 @@
 //! Attention of any number of rows over a cache in pages.
 
-use super::{Cache, Halved, PAGE, SEQUENCES, at, cache::HeadTurnArgs, holds, u32_of};
+use super::{
+    Cache, CacheType, Halved, KeyAngles, KeyConstants, PAGE, SEQUENCES, at, cache::HeadTurnArgs, holds,
+    key_constants::KeyConstantsArgs, u32_of,
+};
 use crate::{Address, Buffer, Device, DeviceError, Grid, prompt};
 use bytemuck::{Pod, Zeroable};
 
@@ -50,6 +53,7 @@ struct AttendArgs {
 struct HeadsCodesArgs {
     heads: HeadsArgs,
     turn: HeadTurnArgs,
+    constants: KeyConstantsArgs,
 }
 
 /// Shape of attention.
@@ -202,6 +206,9 @@ pub struct HeadOptions<'a, 'd, D: Device> {
     pub window: usize,
     /// Rotation of queries and keys, of caches of codes only; none: they stay.
     pub head_turn: Option<&'a HeadTurn<'d, D>>,
+    /// What keys are stored without, of caches of codes only, and the angles of its planes, which
+    /// may be missing where no head has any.
+    pub constants: Option<(&'a KeyConstants<'d, D>, Option<&'a KeyAngles<'d, D>>)>,
     /// Where prompts find a cache of codes in half precision.
     pub halved: Option<&'a Halved<'d, D>>,
 }
@@ -215,6 +222,15 @@ impl<D: Device> HeadOptions<'_, '_, D> {
         if let Some(growth) = self.growth {
             holds(growth, shape.capacity, "attention");
         }
+    }
+
+    /// Caches of halves take no options of codes.
+    pub(super) fn check_kind(&self, kind: CacheType) {
+        let codes = self.head_turn.is_some() || self.constants.is_some();
+        assert!(
+            kind.codes() || !codes,
+            "heads are rotated, and go without constants, for caches of codes only"
+        );
     }
 }
 
@@ -271,17 +287,21 @@ pub fn attention<D: Device>(
         const HEADS: usize = 4; // of a block
         let halved =
             options.halved.filter(|_| prompt).expect("a prompt over a cache of codes has room to halve");
-        let args = HeadsCodesArgs { heads: args, turn: HeadTurnArgs::of(options.head_turn, d) };
+        let args = HeadsCodesArgs {
+            heads: args,
+            turn: HeadTurnArgs::of(options.head_turn, d),
+            constants: KeyConstantsArgs::of(options.constants, shape),
+        };
         let grid = Grid {
             blocks: (u32_of((heads + 2 * kv_heads).div_ceil(HEADS)), u32_of(rows.all())),
             threads: 32 * HEADS as u32,
             shared: 1024 * HEADS as u32,
         };
         device.launch(&cache.kind.kernel("fb_heads"), grid, bytemuck::bytes_of(&args))?;
-        halved.fill(step, (cache, tables), shape, (rows.each, options.window))?;
+        halved.fill(step, (cache, tables), shape, (rows.each, options.window), Some(options))?;
         return prompt::attend(step, qkv, (&halved.cache, &halved.tables), out, rows.each, shape, of);
     }
-    assert!(options.head_turn.is_none(), "heads are rotated for caches of codes only");
+    options.check_kind(cache.kind);
     let grid = Grid {
         blocks: (u32_of(heads + 2 * kv_heads), u32_of(rows.all())),
         threads: 128,
@@ -316,4 +336,4 @@ pub fn attention<D: Device>(
 }
 
 const _: () = assert!(size_of::<HeadsArgs>() == 104 && size_of::<AttendArgs>() == 80, "as model.cuh asserts");
-const _: () = assert!(size_of::<HeadsCodesArgs>() == 128, "as kv_prompt.cuh asserts");
+const _: () = assert!(size_of::<HeadsCodesArgs>() == 176, "as kv_prompt.cuh asserts");

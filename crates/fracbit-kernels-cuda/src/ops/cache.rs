@@ -1,6 +1,8 @@
 //! Caches of keys and values in pages, of 16 bits or fewer.
 
-use super::{AttentionShape, HeadTurn, PAGE, PageTables, u32_of};
+use super::{
+    AttentionShape, HeadOptions, HeadTurn, PAGE, PageTables, at, key_constants::KeyConstantsArgs, u32_of,
+};
 use crate::{Address, Buffer, Device, DeviceError, Grid};
 use bytemuck::{Pod, Zeroable};
 
@@ -150,13 +152,16 @@ struct HalveCodesArgs {
     table: Address,
     to_keys: Address,
     to_values: Address,
+    turns: Address,
+    turn: HeadTurnArgs,
+    constants: KeyConstantsArgs,
     kv_heads: u32,
     d: u32,
     window: u32,
     rows: u32,
 }
 
-const _: () = assert!(size_of::<HalveCodesArgs>() == 64, "as kv_prompt.cuh asserts");
+const _: () = assert!(size_of::<HalveCodesArgs>() == 144, "as kv_prompt.cuh asserts");
 
 /// Room for one layer's cache of a sequence in half precision: what prompts read of a cache of
 /// codes.
@@ -179,7 +184,7 @@ impl<'d, D: Device> Halved<'d, D> {
     }
 
     /// Turns what the `rows` rows behind the position of `step` see into halves, through the first
-    /// table of pages.
+    /// table of pages: as they are stored, or with the constants of `whole`, turned as it says.
     ///
     /// # Errors
     /// When the launch is refused.
@@ -192,8 +197,11 @@ impl<'d, D: Device> Halved<'d, D> {
         (cache, tables): (&Cache<'_, D>, &PageTables<'_, D>),
         shape: &AttentionShape,
         (rows, window): (usize, usize),
+        whole: Option<&HeadOptions<'_, '_, D>>,
     ) -> Result<(), DeviceError> {
+        const WARPS: usize = 8;
         assert!(cache.kind.codes(), "a cache of codes");
+        let whole = whole.filter(|options| options.constants.is_some());
         // Tables may be of longer sequences than there are pages for.
         let pages = tables.pages.min(self.pages);
         let args = HalveCodesArgs {
@@ -203,14 +211,19 @@ impl<'d, D: Device> Halved<'d, D> {
             table: tables.at(),
             to_keys: self.cache.keys.at(),
             to_values: self.cache.values.at(),
+            turns: at(whole.and_then(|options| options.turns)),
+            turn: HeadTurnArgs::of(whole.and_then(|options| options.head_turn), shape.d),
+            constants: KeyConstantsArgs::of(whole.and_then(|options| options.constants), shape),
             kv_heads: u32_of(shape.kv_heads),
             d: u32_of(shape.d),
             window: u32_of(window),
             rows: u32_of(rows),
         };
         let blocks = (u32_of(pages * shape.kv_heads), 2);
-        let grid = Grid { blocks, threads: 256, shared: 0 };
-        step.device().launch(&cache.kind.kernel("fb_halve"), grid, bytemuck::bytes_of(&args))
+        let (name, shared) =
+            if whole.is_some() { ("fb_halve_whole", 1024 * WARPS as u32) } else { ("fb_halve", 0) };
+        let grid = Grid { blocks, threads: 32 * WARPS as u32, shared };
+        step.device().launch(&cache.kind.kernel(name), grid, bytemuck::bytes_of(&args))
     }
 
     /// Keys and values, f16 (pages, kv_heads, [`PAGE`], d).

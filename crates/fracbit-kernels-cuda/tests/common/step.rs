@@ -5,8 +5,8 @@ use fracbit_kernels::cases;
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError,
     ops::{
-        self, AttentionShape, AttentionWork, Cache, CacheType, HeadOptions, HeadTurn, PAGE, PageTables, Step,
-        StepRows,
+        self, AttentionShape, AttentionWork, Cache, CacheType, HeadOptions, HeadTurn, KeyAngles,
+        KeyConstants, KeyPlane, PAGE, PageTables, Step, StepRows,
     },
 };
 use rows::Row;
@@ -32,6 +32,8 @@ pub(crate) struct Attention {
     pub(crate) kind: CacheType,
     /// Queries and keys are rotated; of caches of codes.
     pub(crate) turned: bool,
+    /// The position from which on keys are stored without constants; of caches of codes.
+    pub(crate) constants: Option<usize>,
 }
 
 /// An [`Attention`] on a device.
@@ -47,10 +49,22 @@ pub(crate) struct Bench<'d, D: Device> {
     on: [Buffer<'d, D>; 7],
     cache: Cache<'d, D>,
     head_turn: Option<(HeadTurn<'d, D>, Vec<f64>)>, // and its matrix, (d, d)
+    constants: Option<Constants<'d, D>>,
     tables: PageTables<'d, D>,
     /// Pages of each sequence.
     places: Vec<Vec<u32>>,
     work: AttentionWork<'d, D>,
+}
+
+/// What keys are stored without.
+#[derive(Debug)]
+struct Constants<'d, D: Device> {
+    on: KeyConstants<'d, D>,
+    angles: KeyAngles<'d, D>,
+    first: usize,
+    shift: Vec<f32>, // (kv_heads, d)
+    heads: Vec<Vec<KeyPlane>>,
+    turns: Vec<f32>, // (capacity, d)
 }
 
 /// Keys and values of a sequence, (kv_heads, capacity).
@@ -76,6 +90,10 @@ impl Attention {
             values.chunks_exact(d).map(|row| Some(Row::of(kind, which, row))).collect()
         });
         let head_turn = self.turned.then(|| head_turn(device, d, seed)).transpose()?;
+        let still = |i: usize| if i % d < half { 1.0 } else { 0.0 };
+        let angles = if self.rotation { turns.clone() } else { (0..capacity * d).map(still).collect() };
+        let constants =
+            self.constants.map(|first| Constants::new(device, [kv_heads, d], angles, first, seed));
         let growth: Vec<f32> = (0..capacity).map(|p| 1.0 + 0.003 * p as f32).collect();
         let on = [
             Buffer::of(device, &[Step::new(&[0], &[])], "step")?,
@@ -107,6 +125,7 @@ impl Attention {
             on,
             cache,
             head_turn,
+            constants: constants.transpose()?,
             tables,
             places,
             work,
@@ -122,6 +141,67 @@ fn off_by(row: &Row, x: f64, largest: f64) -> f64 {
         Row::Bytes(..) => largest * (0.501 / 127.0),
         // Of -108 beside 127: what lies beyond the least level.
         Row::Levels(..) => largest * (19.01 / 127.0),
+    }
+}
+
+impl<'d, D: Device> Constants<'d, D> {
+    /// Of heads with different planes, the last one with all or, where there are several, none.
+    fn new(
+        device: &'d D,
+        [kv_heads, d]: [usize; 2],
+        turns: Vec<f32>,
+        first: usize,
+        seed: u64,
+    ) -> Result<Self, DeviceError> {
+        let half = d / 2;
+        let constant: Vec<f32> =
+            cases::activations(kv_heads * d, seed + 8).into_iter().map(|v| 20.0 * v).collect();
+        // Rows of angles in another order than planes.
+        let all: Vec<usize> = (0..half).rev().collect();
+        let plane = |head: usize, plane: usize| {
+            let at = |i: usize| constant[head * d + i];
+            let row = (half - 1 - plane) as u32;
+            KeyPlane { plane: plane as u32, row, constant: [at(plane), at(plane + half)] }
+        };
+        let heads: Vec<Vec<KeyPlane>> = (0..kv_heads)
+            .map(|head| match (head + 1 == kv_heads, head) {
+                (true, 0) => (0..half).map(|p| plane(head, p)).collect(),
+                (true, _) => Vec::new(),
+                (false, _) => (0..half).step_by(2 + head).map(|p| plane(head, p)).collect(),
+            })
+            .collect();
+        // Beside the planes only one number is taken, and lost.
+        let mut shift = vec![0.0; kv_heads * d];
+        for (shift, planes) in shift.chunks_exact_mut(d).zip(&heads) {
+            shift[d - 1] = -0.25;
+            for of in planes {
+                [shift[of.plane as usize], shift[of.plane as usize + half]] = of.constant.map(|v| -v);
+            }
+        }
+        let on = KeyConstants::new(device, &shift, &heads, first)?;
+        let angles = KeyAngles::new(device, &turns, d, &all, first)?;
+        Ok(Self { on, angles, first, shift, heads, turns })
+    }
+
+    /// What the key of a position gets before it turns.
+    fn shift(&self, kv: usize, position: usize) -> Option<&[f32]> {
+        let d = self.shift.len() / self.heads.len();
+        (position >= self.first).then(|| &self.shift[kv * d..(kv + 1) * d])
+    }
+
+    /// The inner product of a turned query and the constants of a position, turned.
+    fn score(&self, kv: usize, query: &[f64], position: usize) -> f64 {
+        if position < self.first {
+            return 0.0;
+        }
+        let (d, half) = (query.len(), query.len() / 2);
+        let of = |plane: &KeyPlane| {
+            let at = plane.plane as usize;
+            let [x, y] = plane.constant.map(f64::from);
+            let [cos, sin] = [at, half + at].map(|i| f64::from(self.turns[position * d + i]));
+            query[at] * (x * cos - y * sin) + query[at + half] * (y * cos + x * sin)
+        };
+        self.heads[kv].iter().map(of).sum()
     }
 }
 
@@ -243,13 +323,20 @@ impl<D: Device> Bench<'_, D> {
             eps: EPS,
             window: self.of.window,
             head_turn: self.head_turn.as_ref().map(|(turn, _)| turn),
+            constants: self.constants.as_ref().map(|of| (&of.on, Some(&of.angles))),
             halved: None,
         };
         ops::attend_few(step, qkv, (cache, &self.tables), out, rows, &options, &self.work)
     }
 
-    /// One head in f64: norm and rotation.
-    fn head(&self, row: usize, head: usize, norm: Option<&[f32]>, position: Option<usize>) -> Vec<f64> {
+    /// One head in f64: norm, what is added, and rotary embedding.
+    fn head(
+        &self,
+        (row, head): (usize, usize),
+        norm: Option<&[f32]>,
+        shift: Option<&[f32]>,
+        position: Option<usize>,
+    ) -> Vec<f64> {
         let d = self.of.d;
         let at = (row * (self.of.heads + 2 * self.of.kv_heads) + head) * d;
         let mut x: Vec<f64> = self.qkv[at..at + d].iter().map(|&v| f64::from(v)).collect();
@@ -258,7 +345,8 @@ impl<D: Device> Bench<'_, D> {
             let by = 1.0 / (square / d as f64 + f64::from(EPS)).sqrt();
             x.iter_mut().zip(gain).for_each(|(v, &g)| *v *= by * f64::from(g));
         }
-        // Values have no position: they are not turned either.
+        shift.into_iter().for_each(|by| x.iter_mut().zip(by).for_each(|(v, &by)| *v += f64::from(by)));
+        // Values have no position.
         let Some(position) = position else { return x };
         if self.of.rotation {
             let turns = &self.turns[position * d..(position + 1) * d];
@@ -269,8 +357,13 @@ impl<D: Device> Bench<'_, D> {
                 })
                 .collect();
         }
+        x
+    }
+
+    /// A query or a key as it meets the other.
+    fn mixed(&self, x: Vec<f64>) -> Vec<f64> {
         let Some((_, matrix)) = &self.head_turn else { return x };
-        matrix.chunks_exact(d).map(|row| row.iter().zip(&x).map(|(m, x)| m * x).sum()).collect()
+        matrix.chunks_exact(self.of.d).map(|row| row.iter().zip(&x).map(|(m, x)| m * x).sum()).collect()
     }
 
     /// Runs `rows` tokens after `before` others, twice; returns the largest error as a share of its
@@ -296,7 +389,10 @@ impl<D: Device> Bench<'_, D> {
             for (row, kv) in (0..rows).flat_map(|row| (0..kv_heads).map(move |kv| (row, kv))) {
                 let norm = (which == 0).then_some(self.norms[1].as_slice());
                 let position = (which == 0).then_some(before + row);
-                let want = self.head(row, heads + which * kv_heads + kv, norm, position);
+                let constants = self.constants.as_ref().filter(|_| which == 0);
+                let shift = constants.and_then(|of| of.shift(kv, before + row));
+                let want = self.head((row, heads + which * kv_heads + kv), norm, shift, position);
+                let want = if which == 0 { self.mixed(want) } else { want };
                 let single: Vec<f32> = want.iter().map(|&v| v as f32).collect();
                 let rounded = Row::of(self.of.kind, which, &single);
                 let at = kv * capacity + before + row;
@@ -319,14 +415,18 @@ impl<D: Device> Bench<'_, D> {
         let stored = caches.map(|c| c.into_iter().flat_map(numbers).collect::<Vec<f64>>());
         let mut worst = 0f64;
         for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
-            let query = self.head(row, head, Some(&self.norms[0]), Some(before + row));
+            let turned = self.head((row, head), Some(&self.norms[0]), None, Some(before + row));
+            let query = self.mixed(turned.clone());
+            let kv = head / (heads / kv_heads);
             let end = before + row + 1;
             let first = if window > 0 { end.saturating_sub(window) } else { 0 };
-            let place = |p: usize| (head / (heads / kv_heads) * capacity + p) * d;
+            let place = |p: usize| (kv * capacity + p) * d;
+            let constant = |p| self.constants.as_ref().map_or(0.0, |of| of.score(kv, &turned, p));
             let score = |p: usize| -> f64 {
                 let key = &stored[0][place(p)..place(p) + d];
                 let by = if self.of.growth { f64::from(self.growth[before + row]) } else { 1.0 };
-                let score = by * query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>() / (d as f64).sqrt();
+                let sum = query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>() + constant(p);
+                let score = by * sum / (d as f64).sqrt();
                 let cap = f64::from(self.of.cap);
                 if cap > 0.0 { cap * (score / cap).tanh() } else { score }
             };
@@ -410,6 +510,7 @@ pub(crate) fn check_rows<D: Device>(device: &D, kind: CacheType) -> Result<(), D
             eps: EPS,
             window: 1,
             head_turn: None,
+            constants: None,
             halved: None,
         };
         ops::attend_few(&step, &qkv, (&cache, &tables), &out, StepRows::of_one(1), &options, &work)?;
