@@ -386,8 +386,7 @@ impl From<CodeName> for Code {
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct CacheArgs {
     /// Bits of a number in the cache of keys and values: fewer let longer texts fit, and be decoded
-    /// sooner. Large biases of keys (Qwen2 and 2.5) are kept out of it and stay exact; on a GPU
-    /// such models take 16.
+    /// sooner. Large biases of keys (Qwen2 and 2.5) are kept out of it and stay exact.
     #[arg(long, value_name = "BITS", value_enum, default_value_t)]
     kv: KvBits,
 }

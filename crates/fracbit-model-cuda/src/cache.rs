@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::model::head_rotation;
-use fracbit_io::{ModelConfig, QkNorm};
+use fracbit_io::ModelConfig;
 use fracbit_kernels_cuda::{
     Buffer, Device, DeviceError,
     ops::{AttentionShape, Cache, CacheType, Halved, PageTables, Step},
@@ -24,11 +24,6 @@ pub(crate) fn cache_type(kind: KvType, config: &ModelConfig) -> Result<CacheType
         KvType::I4 => CacheType::Four,
         KvType::F32 => return Err(Error::Kind(kind)),
     };
-    // Large biases take the levels of a row: the processor keeps them apart, where nothing stands
-    // between them and the scores.
-    if of.codes() && config.qkv_bias && config.qk_norm == QkNorm::Absent && config.score_cap.is_none() {
-        return Err(Error::KeyBiases(kind));
-    }
     if of.takes(head_dim) { Ok(of) } else { Err(Error::Heads { kind, head_dim }) }
 }
 
@@ -111,8 +106,8 @@ impl<'d, D: Device> DeviceSequence<'d, D> {
 }
 
 impl<'d, D: Device> DeviceSequence<'d, D> {
-    /// Keys and values of the first `tokens` in a layer, (positions, heads, width); `None` where
-    /// there is no such layer.
+    /// Keys, as they are stored, and values of the first `tokens` in a layer, (positions, heads,
+    /// width); `None` where there is no such layer.
     pub(crate) fn features(
         &self,
         device: &'d D,
@@ -189,10 +184,9 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    fn config(head_dim: usize, bias: bool) -> ModelConfig {
-        let kind = if bias { "qwen2" } else { "llama" };
+    fn config(head_dim: usize) -> ModelConfig {
         let text = format!(
-            r#"{{"model_type":"{kind}","hidden_size":64,"intermediate_size":64,"num_hidden_layers":1,
+            r#"{{"model_type":"llama","hidden_size":64,"intermediate_size":64,"num_hidden_layers":1,
             "num_attention_heads":2,"num_key_value_heads":1,"head_dim":{head_dim},"vocab_size":16,
             "rms_norm_eps":1e-5,"max_position_embeddings":64,"hidden_act":"silu"}}"#
         );
@@ -203,17 +197,15 @@ mod tests {
     fn pages_take_what_the_kinds_say() {
         for kind in [KvType::I8, KvType::I6, KvType::I4] {
             for d in [64, 80, 96, 128, 256] {
-                let of = cache_type(kind, &config(d, false)).expect("heads of whole pieces");
+                let of = cache_type(kind, &config(d)).expect("heads of whole pieces");
                 assert_eq!(of.page_bytes(3, d), POSITIONS * 3 * kind.pair_bytes(d), "{kind:?}, {d}");
             }
-            let odd = cache_type(kind, &config(20, false)).expect_err("refused").to_string();
+            let odd = cache_type(kind, &config(20)).expect_err("refused").to_string();
             assert!(odd.contains("20 numbers") && odd.contains("multiple of 8"), "{odd}");
-            let biases = cache_type(kind, &config(64, true)).expect_err("refused").to_string();
-            assert!(biases.contains("biases of keys"), "{biases}");
         }
         // Halves have no scales.
-        let half = cache_type(KvType::I16, &config(20, true)).expect("any heads");
+        let half = cache_type(KvType::I16, &config(20)).expect("any heads");
         assert_eq!(half.page_bytes(3, 20), POSITIONS * 3 * 4 * 20);
-        assert!(matches!(cache_type(KvType::F32, &config(64, false)), Err(Error::Kind(KvType::F32))));
+        assert!(matches!(cache_type(KvType::F32, &config(64)), Err(Error::Kind(KvType::F32))));
     }
 }

@@ -60,6 +60,7 @@ impl<'m, 'd, D: Device> Decoder<'m, 'd, D> {
             penalty: sampling.repetition_penalty,
         };
         let draws = ([uniforms, seen], work);
+        model.find_angles(&state.work, state.sequence.list.pool().memory().kind())?;
         let mut decoder = Self { model, state, graph: None, draw, out, draws, drawn: 0, most };
         if model.recordable() {
             decoder.graph = Some(device.record(&mut || decoder.launch())?);

@@ -2,6 +2,7 @@
 
 use crate::cache::DeviceMemory;
 use crate::experts::{ExpertWork, Routed};
+use crate::key_bias::Angles;
 use crate::model::{DeviceModel, Group, HeadTables, Layer, Linear};
 use fracbit_base::Rate;
 use fracbit_format::SchemeSpec;
@@ -14,6 +15,7 @@ use fracbit_kernels_cuda::{
     },
 };
 use fracbit_model::Precision;
+use std::sync::OnceLock;
 
 /// Tokens that the products of packed matrices take together.
 pub const MAX_ROWS: usize = 8;
@@ -195,11 +197,13 @@ pub struct DeviceWork<'d, D: Device> {
     /// Tokens that may run together.
     pub(crate) rows: usize,
     attention: AttentionWork<'d, D>,
-    rope_table: Buffer<'d, D>,
+    pub(crate) rope_table: Buffer<'d, D>,
     /// Of layers with a window, where these have angles of their own.
-    local_rope_table: Option<Buffer<'d, D>>,
+    pub(crate) local_rope_table: Option<Buffer<'d, D>>,
+    /// Of constants of keys, once a step over a cache of codes read them.
+    pub(crate) angles: OnceLock<Angles<'d, D>>,
     growth: Option<Buffer<'d, D>>,
-    shape: AttentionShape,
+    pub(crate) shape: AttentionShape,
     /// Of mixtures of experts.
     pub(crate) experts: Option<ExpertWork<'d, D>>,
     /// Tokens from which on they run together.
@@ -260,6 +264,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
                     Buffer::of(device, &fracbit_model::rope_table(rope, config, capacity), "rotary table")
                 })
                 .transpose()?,
+            angles: OnceLock::new(),
             growth: config
                 .rope
                 .growth
@@ -361,7 +366,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
                 eps: self.inner_eps,
                 window: config.layers[i].sliding_window.unwrap_or(0),
                 head_turn: memory.kind().codes().then_some(&self.head_turn),
-                constants: None,
+                constants: self.constants(s, memory.kind(), i),
                 halved: memory.halved(),
             };
             if rows <= FEW && s.shape.d.is_multiple_of(8) {

@@ -4,6 +4,7 @@ mod cache;
 mod decode;
 mod experts;
 mod graph;
+mod key_bias;
 mod model;
 mod runtime;
 mod state;

@@ -1,5 +1,6 @@
 //! Weights on the device and the graph over them.
 
+use crate::key_bias::KeyBiases;
 use fracbit_format::{PackedMatrixData, PackedView};
 use fracbit_io::{ModelConfig, QkNorm};
 use fracbit_kernels_cuda::{
@@ -7,11 +8,12 @@ use fracbit_kernels_cuda::{
     ops::{DenseMatrix, HeadTurn, RotationTables},
 };
 use fracbit_model::{
-    FloatId, KvType, LayerLinear, LinearId, OnlineRotations, Precision, rotations::HeadRotation,
+    FloatId, KeyBias, KeyWeights, KvType, LayerLinear, LinearId, OnlineRotations, Precision,
+    rotations::HeadRotation,
 };
 use fracbit_rotation::{Factor, HadamardMatrix, Rotation};
 use half::f16;
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::OnceLock};
 
 /// A model that does not come to the device, or a step that failed.
 #[derive(Debug, thiserror::Error)]
@@ -47,9 +49,6 @@ pub enum Error {
     /// A cache of another element type.
     #[error("the cache on a GPU should be of 16, 8, 6 or 4 bits, got {}", .0.bits())]
     Kind(KvType),
-    /// A cache of few bits of a model whose keys have biases.
-    #[error("the cache on a GPU should be of 16 bits for models with biases of keys, got {}", .0.bits())]
-    KeyBiases(KvType),
     /// A cache of few bits of heads that kernels do not take.
     #[error(
         "the cache on a GPU should be of 16 bits for heads of {head_dim} numbers, which is no multiple of \
@@ -156,6 +155,10 @@ pub struct DeviceModel<'d, D: Device> {
     pub(crate) inner_eps: f32,
     /// Of queries and keys, where the cache is of codes.
     pub(crate) head_turn: HeadTurn<'d, D>,
+    /// What caches of codes hold keys without: their biases, or where there are none and codes are
+    /// of 4 bits their means, once they are found.
+    pub(crate) key_biases: KeyBiases<'d, D>,
+    pub(crate) key_means: OnceLock<KeyBiases<'d, D>>,
     /// Of what norms behind attention and MLP make.
     pub(crate) branch_out: Option<RotationTables<'d, D>>,
 }
@@ -190,6 +193,26 @@ impl Part {
                     weights[row as usize * cols..][..cols].copy_from_slice(values);
                 }
                 weights
+            }
+        }
+    }
+
+    /// One row of them.
+    fn row(&self, row: usize, out: &mut [f32]) {
+        match self {
+            Self::Packed(data) => data.view().dequantize_row(row, out),
+            Self::Dense(halves) => {
+                let from = &halves[row * out.len()..];
+                out.iter_mut().zip(from).for_each(|(to, &h)| *to = f16::from_bits(h).to_f32());
+            }
+            Self::Banded(bands, rows) => {
+                let mut at = rows.iter().position(|&r| r as usize == row).expect("a row of the matrix");
+                for band in bands {
+                    if at < band.shape().rows {
+                        return band.view().dequantize_row(at, out);
+                    }
+                    at -= band.shape().rows;
+                }
             }
         }
     }
@@ -254,10 +277,28 @@ impl<'d, D: Device> Builder<'d, D> {
         self.norms.push((id, gain));
     }
 
-    fn gain(&self, id: FloatId) -> Result<Buffer<'d, D>, Error> {
+    fn floats(&self, id: FloatId) -> Result<&[f32], Error> {
         let found = self.norms.iter().find(|(other, _)| *other == id);
-        let (_, gain) = found.ok_or_else(|| Error::Missing(format!("{id:?}")))?;
-        Ok(Buffer::of(self.device, gain, "norms")?)
+        Ok(&found.ok_or_else(|| Error::Missing(format!("{id:?}")))?.1)
+    }
+
+    fn gain(&self, id: FloatId) -> Result<Buffer<'d, D>, Error> {
+        Ok(Buffer::of(self.device, self.floats(id)?, "norms")?)
+    }
+
+    /// What caches of codes hold the keys of a layer without, of the matrix as it was read.
+    fn key_bias(&self, layer: usize) -> Result<Option<KeyBias>, Error> {
+        let config = &self.config;
+        let Some((part, Some(bias))) = self.parts.get(&LinearId::Layer(layer, LayerLinear::K)) else {
+            return Ok(None);
+        };
+        let gain = FloatId::before(config, layer, LayerLinear::K);
+        let weights = KeyWeights {
+            bias,
+            gain: gain.map(|id| self.floats(id)).transpose()?,
+            rotated: self.rotations.layer(layer).attention_in.is_some(),
+        };
+        Ok(KeyBias::of_keys(config, layer, weights, |row, out| part.row(row, out)))
     }
 
     /// Brings matrices that read one input to the device: as one all those, and bands of them, that
@@ -370,9 +411,10 @@ impl<'d, D: Device> Builder<'d, D> {
     pub fn build(mut self) -> Result<DeviceModel<'d, D>, Error> {
         let (device, config) = (self.device, self.config.clone());
         let rotation = |r: &Option<Rotation>| r.as_ref().map(|r| tables(device, r)).transpose();
-        let mut layers = Vec::new();
+        let (mut layers, mut key_biases) = (Vec::new(), Vec::new());
         for i in 0..config.num_hidden_layers() {
             let id = |which| LinearId::Layer(i, which);
+            key_biases.push(self.key_bias(i)?);
             let qkv = self.group(&[id(LayerLinear::Q), id(LayerLinear::K), id(LayerLinear::V)])?;
             let output = self.group(&[id(LayerLinear::O)])?;
             let (both, down) = ([id(LayerLinear::Gate), id(LayerLinear::Up)], [id(LayerLinear::Down)]);
@@ -459,6 +501,8 @@ impl<'d, D: Device> Builder<'d, D> {
         let head_turn = HeadTurn::new(device, &signs, &factors)?;
         Ok(DeviceModel {
             head_turn,
+            key_biases: KeyBiases::new(device, &config, key_biases)?,
+            key_means: OnceLock::new(),
             branch_out,
             inner_eps,
             device,

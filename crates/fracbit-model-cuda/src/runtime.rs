@@ -67,6 +67,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         work.work.tables.write(&tables.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
         let count = states.len();
         let (s, memory) = (&work.work, pool.memory());
+        self.find_angles(s, memory.kind())?;
         let mut launch = || {
             self.blocks(s, memory, StepRows::one_of(count), &Products::few(precision))?;
             self.head(s, &s.x, (0, count), precision)
@@ -247,7 +248,7 @@ impl<'d, D: Device> Runtime for DeviceModel<'d, D> {
 
     fn features(&self, state: &DeviceSequence<'d, D>, layer: usize, tokens: usize) -> Option<Features> {
         // A cache that cannot be read is as good as none.
-        state.features(self.device, layer, tokens).ok()?
+        self.cached(state, layer, tokens).ok()?
     }
 }
 

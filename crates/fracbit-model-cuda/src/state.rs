@@ -73,8 +73,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
     /// The same with a cache of another kind.
     ///
     /// # Errors
-    /// [`fracbit_kernels_cuda::DeviceError::Memory`], [`Error::Kind`] [`Error::KeyBiases`] or
-    /// [`Error::Heads`].
+    /// [`fracbit_kernels_cuda::DeviceError::Memory`], [`Error::Kind`] or [`Error::Heads`].
     pub fn state_of(&self, capacity: usize, kind: KvType) -> Result<DeviceState<'d, D>, Error> {
         let kind = cache_type(kind, &self.config)?;
         let work = self.work_for(capacity)?;
@@ -91,6 +90,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         kind: CacheType,
         pages: usize,
     ) -> Result<PagePool<DeviceMemory<'d, D>>, Error> {
+        self.find_means(kind)?;
         let layers = self.config.num_hidden_layers();
         Ok(PagePool::of(DeviceMemory::new(self.device, shape, kind, layers, pages)?, pages))
     }
@@ -147,6 +147,7 @@ impl<'d, D: Device> DeviceModel<'d, D> {
         let many = work.dense.as_ref().filter(|_| tokens.len() >= work.from);
         let products = Products { many, bits: sequence.precision.rate() };
         let memory = sequence.list.pool().memory();
+        self.find_angles(work, memory.kind())?;
         self.blocks(work, memory, StepRows::of_one(tokens.len()), &products)?;
         sequence.list.advance(tokens.len());
         Ok(())

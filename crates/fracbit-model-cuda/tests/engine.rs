@@ -10,8 +10,9 @@ use common::{Reference, references};
 use device::{dense, device, packed};
 use fracbit_base::Rate;
 use fracbit_engine::{Done, Engine, EngineOptions, Output, Request, full_pages};
+use fracbit_kernels_cuda::shim::Shim;
 use fracbit_model::{
-    Error, KvType, Model, Precision, RotationMode, Runtime, SampleConfig, Sampler, StateOptions,
+    Error, KvType, Model, Precision, RotationMode, Runtime, SampleConfig, Sampler, StateOptions, WeightSource,
 };
 use fracbit_model_cuda::Decoder;
 use std::{cell::RefCell, collections::BTreeMap, ops::ControlFlow, rc::Rc};
@@ -102,6 +103,12 @@ fn a_few_sequences_of_other_models_get_the_tokens_they_get_alone() {
 #[test]
 fn sequences_with_caches_of_few_bits_get_the_tokens_they_get_alone() {
     together_as_alone(&[("llama3", 10, KvType::I8), ("mistral", 4, KvType::I6), ("qwen3", 4, KvType::I4)]);
+}
+
+/// Keys without their biases, in pages that sequences share at positions of their own.
+#[test]
+fn sequences_with_biases_of_keys_apart_get_the_tokens_they_get_alone() {
+    together_as_alone(&[("seed-oss", 10, KvType::I8), ("seed-oss", 4, KvType::I4)]);
 }
 
 /// Runs so many sequences of reference checkpoints at once and one after the other.
@@ -205,9 +212,14 @@ fn two_bits() -> Precision {
 fn caches_are_read_as_those_of_the_processor() {
     let Some(references) = references() else { return };
     let device = device();
-    let r: &Reference = references.iter().find(|r| r.name == "qwen3").expect("a reference");
-    let source = r.source(RotationMode::None, 0);
-    let (model, plain) = (dense(&device, &source), Model::from_source(&source).expect("a model"));
+    for name in ["qwen3", "seed-oss"] {
+        let r: &Reference = references.iter().find(|r| r.name == name).expect("a reference");
+        cache_is_read(&device, &r.source(RotationMode::None, 0));
+    }
+}
+
+fn cache_is_read(device: &Shim, source: &WeightSource) {
+    let (model, plain) = (dense(device, source), Model::from_source(source).expect("a model"));
     let tokens: Vec<u32> = (0..70).map(|i| (i * 31 + 7) % 97).collect();
     fn of<R: Runtime>(
         model: &R,

@@ -40,7 +40,6 @@ use crate::id::LayerLinear;
 use crate::kv::{KvType, PAGE};
 use crate::model::{Layer, Model};
 use crate::rope::Rope;
-use crate::rotations::LayerRotations;
 use crate::state::{State, StateOptions};
 
 /// Energy of the biases that stay in a cached key, as a share of the energy that its weights give
@@ -57,26 +56,38 @@ const MOST: usize = TOGETHER;
 /// Tokens whose keys give the mean.
 const TOKENS: usize = 64;
 
-/// What a layer does about the bias of its keys.
+/// What a layer does about the bias, or the mean, of its keys where its cache has few bits.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct KeyBias {
-    /// What keys get before they turn: minus the bias in the planes of `heads` and those that stand
-    /// still, else 0.
-    pub(crate) shift: Vec<f32>, // (kv head, head_dim)
+pub struct KeyBias {
+    /// What keys get before they turn, (kv head, `head_dim`): minus the bias in the planes of
+    /// `heads` and those that stand still, else 0.
+    pub shift: Vec<f32>,
     /// Of every kv head.
-    pub(crate) heads: Vec<HeadBias>,
+    pub heads: Vec<HeadBias>,
     /// Planes of the head that has most.
     pub(crate) most: usize,
     /// It is a mean: of all positions but the first one, in caches of 4-bit keys.
     pub(crate) mean: bool,
 }
 
+/// What [`KeyBias::of_keys`] reads of the weights of a layer's keys.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyWeights<'a> {
+    /// Of every row: (kv head, `head_dim`).
+    pub bias: &'a [f32],
+    /// Of the norm before them, (`hidden_size`), where there is one.
+    pub gain: Option<&'a [f32]>,
+    /// Whether what they read is rotated.
+    pub rotated: bool,
+}
+
 /// The planes whose biases scores get apart.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct HeadBias {
-    pub(crate) planes: Vec<usize>,
+pub struct HeadBias {
+    /// Which, ascending: numbers `plane` and `plane + head_dim / 2` of the head.
+    pub planes: Vec<usize>,
     /// Of each, its two numbers.
-    pub(crate) bias: Vec<[f32; 2]>,
+    pub bias: Vec<[f32; 2]>,
 }
 
 /// The choices for a model.
@@ -98,24 +109,12 @@ impl KeyBiases {
     pub(crate) fn of_means(model: &Model) -> Self {
         let options = StateOptions { context: Some(TOKENS), kv: KvType::F32, ..StateOptions::default() };
         let (mut state, mut hidden) = (model.state(&options), Vec::new());
-        let vocabulary = u64::try_from(model.config.vocab_size.max(1)).unwrap_or(u64::MAX);
-        // Steps of the golden section: far apart, and hardly one of them twice.
-        let token = |i: u64| u32::try_from(i.wrapping_mul(0x9E37_79B9_7F4A_7C15) % vocabulary).unwrap_or(0);
-        let tokens: Vec<u32> = (1..=TOKENS as u64).map(token).collect();
-        if model.forward(&mut state, &tokens, &mut hidden).is_err() {
+        if model.forward(&mut state, &KeyBias::mean_tokens(&model.config), &mut hidden).is_err() {
             // For want of memory, which whoever wanted the cache will hear of.
             return Self::new(model, model.layers.iter().map(|_| None));
         }
-        let dims = [model.config.num_key_value_heads, model.config.head_dim];
-        let layer = |i: usize| {
-            let keys = state.cached(i, TOKENS)?.keys;
-            KeyBias::of_mean(
-                model.config.layers[i].rope.then(|| model.rope_of(i))?,
-                dims,
-                state.capacity(),
-                &keys,
-            )
-        };
+        let layer =
+            |i: usize| KeyBias::of_mean(&model.config, i, state.capacity(), &state.cached(i, TOKENS)?.keys);
         Self::new(model, (0..model.layers.len()).map(layer))
     }
 
@@ -131,29 +130,19 @@ impl KeyBiases {
 }
 
 fn of_layer(model: &Model, index: usize, layer: &Layer) -> Option<KeyBias> {
-    let config = &model.config;
     let keys = layer.linear(LayerLinear::K);
-    let bias = keys.bias().filter(|_| config.qk_norm == QkNorm::Absent && config.score_cap.is_none())?;
-    let gain = layer.attention_norm.as_deref();
-    let squares = squared_input(gain, &model.rotations.layers[index], config);
-    let mut row = vec![0.0; config.hidden_size];
-    let step = config.head_dim.div_ceil(ROWS);
-    let energies = (0..config.num_key_value_heads).map(|head| {
-        let rows = (0..config.head_dim).step_by(step);
-        let count = rows.len();
-        let sum: f64 = rows
-            .map(|r| {
-                keys.row(head * config.head_dim + r, &mut row).expect("a row of the layer");
-                row.iter().zip(&squares).map(|(w, s)| f64::from(*w).powi(2) * s).sum::<f64>()
-            })
-            .sum();
-        #[expect(clippy::cast_precision_loss, reason = "small numbers")]
-        let scale = config.head_dim as f64 / count as f64;
-        sum * scale
-    });
-    let energies: Vec<f64> = energies.collect();
-    let turning = if config.layers[index].rope { model.rope_of(index).rotated_planes() } else { 0 };
-    KeyBias::new(bias, &energies, turning, Share { left: LEFT, most: usize::MAX })
+    let weights = KeyWeights {
+        bias: keys.bias()?,
+        gain: layer.attention_norm.as_deref(),
+        rotated: model.rotations.layers[index].attention_in.is_some(),
+    };
+    KeyBias::of_keys(&model.config, index, weights, |r, row| keys.row(r, row).expect("a row of the layer"))
+}
+
+/// What turns the keys of a layer.
+fn rope_of(config: &ModelConfig, layer: usize) -> Rope {
+    let local = config.local_rope.as_ref().filter(|_| config.has_local_rope(layer));
+    Rope::new(local.unwrap_or(&config.rope))
 }
 
 /// How much of a constant stays in a key.
@@ -166,12 +155,12 @@ pub(crate) struct Share {
 }
 
 /// Mean squares of what the keys' weights read, by column.
-fn squared_input(gain: Option<&[f32]>, rotations: &LayerRotations, config: &ModelConfig) -> Vec<f64> {
-    let squares: Vec<f64> = match gain {
+fn squared_input(weights: KeyWeights<'_>, config: &ModelConfig) -> Vec<f64> {
+    let squares: Vec<f64> = match weights.gain {
         Some(gain) => gain.iter().map(|g| f64::from(*g).powi(2)).collect(),
         None => vec![1.0; config.hidden_size],
     };
-    if rotations.attention_in.is_none() {
+    if !weights.rotated {
         return squares;
     }
     #[expect(clippy::cast_precision_loss, reason = "widths are far below 2^53")]
@@ -180,6 +169,72 @@ fn squared_input(gain: Option<&[f32]>, rotations: &LayerRotations, config: &Mode
 }
 
 impl KeyBias {
+    /// The choice for the bias of the keys of layer `index`: it depends on the model alone. `row`
+    /// gives row r of the weights, (`hidden_size`). `None` when all can stay as it is.
+    pub fn of_keys(
+        config: &ModelConfig,
+        index: usize,
+        weights: KeyWeights<'_>,
+        mut row: impl FnMut(usize, &mut [f32]),
+    ) -> Option<Self> {
+        if config.qk_norm != QkNorm::Absent || config.score_cap.is_some() {
+            return None;
+        }
+        let squares = squared_input(weights, config);
+        let mut read = vec![0.0; config.hidden_size];
+        let step = config.head_dim.div_ceil(ROWS);
+        let mut energy = |head: usize| {
+            let rows = (0..config.head_dim).step_by(step);
+            let count = rows.len();
+            let sum: f64 = rows
+                .map(|r| {
+                    row(head * config.head_dim + r, &mut read);
+                    read.iter().zip(&squares).map(|(w, s)| f64::from(*w).powi(2) * s).sum::<f64>()
+                })
+                .sum();
+            #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+            let scale = config.head_dim as f64 / count as f64;
+            sum * scale
+        };
+        let energies: Vec<f64> = (0..config.num_key_value_heads).map(&mut energy).collect();
+        let turning = if config.layers[index].rope { rope_of(config, index).rotated_planes() } else { 0 };
+        Self::new(weights.bias, &energies, turning, Share { left: LEFT, most: usize::MAX })
+    }
+
+    /// The tokens whose keys [`KeyBias::of_mean`] takes.
+    #[must_use]
+    pub fn mean_tokens(config: &ModelConfig) -> Vec<u32> {
+        let vocabulary = u64::try_from(config.vocab_size.max(1)).unwrap_or(u64::MAX);
+        // Steps of the golden section: far apart, and hardly one of them twice.
+        let token = |i: u64| u32::try_from(i.wrapping_mul(0x9E37_79B9_7F4A_7C15) % vocabulary).unwrap_or(0);
+        (1..=TOKENS as u64).map(token).collect()
+    }
+
+    /// The choice for what the keys of layer `index` share: `keys`, (position, kv head,
+    /// `head_dim`), are turned for a context of `capacity`, the first of them at position 0. `None`
+    /// when all can stay as it is.
+    #[must_use]
+    pub fn of_mean(config: &ModelConfig, index: usize, capacity: usize, keys: &[f32]) -> Option<Self> {
+        let dims = [config.num_key_value_heads, config.head_dim];
+        config.layers[index].rope.then(|| Self::of_turned(&rope_of(config, index), dims, capacity, keys))?
+    }
+
+    /// Adds what `keys`, (position, kv head, `head_dim`), the first of them at position 0, were
+    /// stored without in layer `index` of a context of `capacity`.
+    pub fn give_back(&self, config: &ModelConfig, index: usize, capacity: usize, keys: &mut [f32]) {
+        let (half, rope) = (config.head_dim / 2, rope_of(config, index));
+        let (mut cos, mut sin) = (vec![1.0; half], vec![0.0; half]);
+        let vectors = Vectors::scalar();
+        for (position, row) in keys.chunks_exact_mut(self.shift.len()).enumerate().skip(self.first()) {
+            if config.layers[index].rope {
+                rope.fill(position, capacity, &mut cos, &mut sin);
+            }
+            let mut kept: Vec<f32> = self.shift.iter().map(|shift| -shift).collect();
+            vectors.rotate(&mut kept, &cos, &sin);
+            vectors.add(&kept, row);
+        }
+    }
+
     /// The choice for `bias`, (kv head, head_dim), where the weights give a key of each head so
     /// much `energy` (the sum of its squares) and the first `turning` planes turn; `None` when all
     /// can stay as it is.
@@ -214,7 +269,7 @@ impl KeyBias {
     /// The choice for what the keys of a layer share: `keys`, (position, kv head, head_dim), are
     /// turned for a context of `capacity`.
     #[expect(clippy::cast_precision_loss, reason = "means of few numbers")]
-    fn of_mean(rope: &Rope, [heads, d]: [usize; 2], capacity: usize, keys: &[f32]) -> Option<Self> {
+    fn of_turned(rope: &Rope, [heads, d]: [usize; 2], capacity: usize, keys: &[f32]) -> Option<Self> {
         let (mut cos, mut sin) = (vec![0.0; d / 2], vec![0.0; d / 2]);
         let mut rows = Vec::with_capacity(keys.len());
         for (position, row) in keys.chunks_exact(d * heads).enumerate().skip(1) {
@@ -260,8 +315,9 @@ impl KeyBias {
         if self.mean { kind == KvType::I4 } else { kind.rotates_heads() }
     }
 
-    /// The first position that it is taken from.
-    pub(crate) fn first(&self) -> usize {
+    /// The first position that it is taken from: 1 of means, 0 of biases.
+    #[must_use]
+    pub fn first(&self) -> usize {
         usize::from(self.mean)
     }
 
@@ -287,25 +343,9 @@ impl Model {
         let kind = state.layout().kind;
         let constants = self.key_biases(kind).and_then(|biases| biases.layers[layer].as_ref());
         if let Some(constants) = constants.filter(|constants| constants.concerns(kind)) {
-            let half = self.config.head_dim / 2;
-            let (mut cos, mut sin) = (vec![1.0; half], vec![0.0; half]);
-            let rows = features.keys.chunks_exact_mut(constants.shift.len());
-            for (position, row) in rows.enumerate().skip(constants.first()) {
-                if self.config.layers[layer].rope {
-                    self.rope_of(layer).fill(position, state.capacity(), &mut cos, &mut sin);
-                }
-                let mut kept: Vec<f32> = constants.shift.iter().map(|shift| -shift).collect();
-                self.vectors.rotate(&mut kept, &cos, &sin);
-                self.vectors.add(&kept, row);
-            }
+            constants.give_back(&self.config, layer, state.capacity(), &mut features.keys);
         }
         Some(features)
-    }
-
-    /// What turns the keys of a layer.
-    pub(crate) fn rope_of(&self, layer: usize) -> &Rope {
-        let local = self.local_rope.as_ref().filter(|_| self.config.has_local_rope(layer));
-        local.unwrap_or(&self.rope)
     }
 
     /// What caches of a kind do about large constants of keys. Where these are means, the first
@@ -538,7 +578,7 @@ mod tests {
             Vectors::scalar().rotate(&mut row, &cos, &sin);
             keys.extend(row);
         }
-        let found = KeyBias::of_mean(&rope, [2, d], capacity, &keys).expect("a large mean");
+        let found = KeyBias::of_turned(&rope, [2, d], capacity, &keys).expect("a large mean");
         assert!(found.mean && found.first() == 1 && found.concerns(KvType::I4));
         assert!(!found.concerns(KvType::I8) && !found.concerns(KvType::I6) && !found.concerns(KvType::I16));
         assert!(found.heads[1].planes.is_empty() && !found.heads[0].planes.is_empty());
@@ -547,7 +587,7 @@ mod tests {
                 assert!((found.shift[at] + mean[at]).abs() < 0.1, "{at}: {} {}", found.shift[at], mean[at]);
             }
         }
-        assert_eq!(KeyBias::of_mean(&rope, [2, d], capacity, &keys[..2 * d]), None, "the first one alone");
+        assert_eq!(KeyBias::of_turned(&rope, [2, d], capacity, &keys[..2 * d]), None, "the first one alone");
     }
 
     #[test]

@@ -66,6 +66,7 @@ pub use experts::{Choice, choose};
 pub use fracbit_kernels::Precision;
 pub use generate::{GenerateOptions, Generation, Stop};
 pub use id::{FloatId, LayerLinear, LinearId};
+pub use key_bias::{HeadBias, KeyBias, KeyWeights};
 pub use kv::KvType;
 pub use linear::{Linear, LinearScratch, Observer, Read, Routed};
 pub use model::Model;
