@@ -58,7 +58,7 @@ struct Choice {
 }
 
 impl Form for Answers {
-    fn new(request: &Request, Answering { texts, id, model, tokenizer, format }: Answering) -> Self {
+    fn new(request: &Request, Answering { texts, id, model, tokenizer, format, .. }: Answering) -> Self {
         let chat = matches!(request.prompts[..], [Prompt::Chat { .. }]);
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let number = id;

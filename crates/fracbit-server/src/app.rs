@@ -169,6 +169,8 @@ pub(crate) struct Coming {
     pub(crate) events: UnboundedReceiver<(usize, Event)>,
     /// How many there are.
     pub(crate) texts: usize,
+    /// Tokens of their prompts.
+    pub(crate) prompt: usize,
     pub(crate) ticket: Ticket,
 }
 
@@ -224,7 +226,7 @@ impl AppState {
         let [ticket, twin] = Ticket::pair([place, memory]);
         let twin = Arc::new(twin);
         let (events, answer) = unbounded_channel();
-        let texts = inputs.len();
+        let (texts, tokens) = (inputs.len(), inputs.iter().map(|input| input.len()).sum());
         for (choice, prompt) in inputs.into_iter().enumerate() {
             let job = Job {
                 prompt,
@@ -249,7 +251,7 @@ impl AppState {
             };
             self.orders.send(Order::Write(Box::new(job))).map_err(|_| Refusal::ending())?;
         }
-        Ok(Coming { events: answer, texts, ticket })
+        Ok(Coming { events: answer, texts, prompt: tokens, ticket })
     }
 
     /// Refuses a text that surely has more tokens than `most`, without making tokens of all of it.
@@ -435,6 +437,7 @@ impl AppState {
                 texts += 1;
             }
         }
-        Ok(Coming { events: answer, texts, ticket })
+        let prompt = prompts.iter().map(|prompt| prompt.len()).sum();
+        Ok(Coming { events: answer, texts, prompt, ticket })
     }
 }

@@ -22,6 +22,8 @@ pub(crate) type Events = UnboundedReceiver<(usize, Event)>;
 pub(crate) struct Answering {
     /// Texts that come.
     pub(crate) texts: usize,
+    /// Tokens of the prompts.
+    pub(crate) prompt: usize,
     /// The number of the answer.
     pub(crate) id: u64,
     /// The model's name, as the request called it.

@@ -235,8 +235,8 @@ async fn answered<F: Form>(
             let model = app.name(request.model.as_deref())?.to_owned();
             let coming = app.submit(&request, [place, memory])?;
             let tokenizer = Arc::clone(&app.tokenizer);
-            let (texts, format) = (coming.texts, app.format);
-            let answers = F::new(&request, Answering { texts, id, model, tokenizer, format });
+            let (texts, prompt, format) = (coming.texts, coming.prompt, app.format);
+            let answers = F::new(&request, Answering { texts, prompt, id, model, tokenizer, format });
             Ok((answers, request.stream, coming))
         }
     };

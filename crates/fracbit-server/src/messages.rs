@@ -139,6 +139,8 @@ pub(crate) fn counted(mut fields: Fields) -> Result<Fields, Refusal> {
 /// An answer.
 pub(crate) struct Message {
     number: u64,
+    /// Tokens of the prompt.
+    prompt: usize,
     id: String,
     model: String,
     calls: Option<Calls>,
@@ -158,9 +160,10 @@ enum Block {
 }
 
 impl Form for Message {
-    fn new(request: &Request, Answering { id, model, format, .. }: Answering) -> Self {
+    fn new(request: &Request, Answering { prompt, id, model, format, .. }: Answering) -> Self {
         Self {
             number: id,
+            prompt,
             id: format!("msg_{id:016x}"),
             model,
             calls: calls_of(request, format),
@@ -190,8 +193,8 @@ impl Form for Message {
     }
 
     fn first(&mut self) -> String {
-        // How many tokens of the prompt are in the cache is only known once it runs.
-        let usage = json!({ "input_tokens": 0, "output_tokens": 0 });
+        // How many of them are in the cache is only known once the prompt runs.
+        let usage = json!({ "input_tokens": self.prompt, "output_tokens": 0 });
         named("message_start", json!({ "message": self.message(json!([]), &usage) }))
     }
 

@@ -378,6 +378,7 @@ fn functions_are_called_in_every_form() {
     let events = said_in(&ask(serving.address, MESSAGES, "", &stream));
     let kinds: Vec<&str> = events.iter().map(|e| e["type"].as_str().expect("a type")).collect();
     assert_eq!(kinds[..2], ["message_start", "content_block_start"]);
+    assert_eq!(events[0]["message"]["usage"]["input_tokens"], asked);
     assert_eq!(kinds[kinds.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
     let pieces = events.iter().filter_map(|e| e["delta"]["partial_json"].as_str());
     assert_eq!(pieces.collect::<String>(), arguments);
