@@ -334,7 +334,7 @@ fn large_biases_of_keys_cost_caches_of_few_bits_nothing() {
 fn keys_of_4_bits_are_without_their_mean() {
     let Some(references) = references() else { return };
     let device = device();
-    // Angles that all layers share, and those of layers with a window beside them; scores with a cap.
+    // Angles of all layers alike, or layers with a window have others; scores with a cap.
     for name in ["llama3", "gemma3", "gemma2"] {
         let r: &Reference = references.iter().find(|r| r.name == name).expect("a reference");
         let (plain, model) = changed(&device, r, &|id, weights, _| {
