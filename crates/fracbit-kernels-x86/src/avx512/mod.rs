@@ -65,7 +65,7 @@ impl Avx512 {
 }
 
 pub(crate) use {
-    attend::vectors,
+    attend::{amx_vectors, vectors},
     tiles::{Amx, peak as tile_peak},
 };
 
