@@ -66,7 +66,6 @@ pub fn install_up_to(kernels: &mut Kernels, most: Isa) -> Isa {
             && let (Some(plain), Some(proof)) = (avx512::Avx512::detect(), avx512::Amx::detect())
         {
             kernels.install(avx512::amx_microkernel);
-            kernels.install_vectors(avx512::amx_vectors(plain, proof));
             kernels.install_progressive(avx512::progressive_tiles::microkernel(plain, proof));
             kernels.install_bit_planes(avx512::amx_by_bits);
             best = Isa::Amx;

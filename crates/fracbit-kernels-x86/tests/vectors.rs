@@ -6,7 +6,7 @@ use fracbit_kernels::{Isa, Kernels, cases};
 
 #[test]
 fn operations_beside_the_matrices_give_the_bits_of_the_reference() {
-    for isa in [Isa::Avx2, Isa::Avx512, Isa::Amx] {
+    for isa in [Isa::Avx2, Isa::Avx512] {
         let mut kernels = Kernels::scalar();
         if fracbit_kernels_x86::install_up_to(&mut kernels, isa) != isa {
             eprintln!("SKIPPED: the processor lacks {isa}");

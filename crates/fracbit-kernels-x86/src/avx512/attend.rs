@@ -1,6 +1,6 @@
 //! Attention and the other operations beside the matrices. A block of keys is a vector.
 
-use super::{Amx, Avx512, bf16, dense::products, nibbles};
+use super::{Avx512, dense::products, nibbles};
 use crate::{
     vectors::{attend, table},
     walsh::walsh,
@@ -8,15 +8,12 @@ use crate::{
 use fracbit_kernels::vectors::LEVELS;
 use std::arch::x86_64::*;
 
-table!(Isa::Avx512, "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2", Avx512, bf16::tile());
-
-/// [`vectors`], with products of bf16 in tile registers where they are.
-pub(crate) fn amx_vectors(proof: Avx512, tiles: Amx) -> Vectors {
-    let slots = slots(proof);
-    let slots = Slots { bf16_tile: bf16::amx_tile(tiles).or(slots.bf16_tile), ..slots };
-    // SAFETY: the proofs show the instruction set; lengths are checked by the methods of `Vectors`.
-    unsafe { Vectors::new(Isa::Amx, slots) }
-}
+table!(
+    Isa::Avx512,
+    "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2",
+    Avx512,
+    super::bf16::tile()
+);
 
 attend!(
     "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi,avx512vbmi2", __m512i, 16 lanes, 4 vectors, _mm512_setzero_si512, load,

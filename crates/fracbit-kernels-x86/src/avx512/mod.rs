@@ -65,7 +65,7 @@ impl Avx512 {
 }
 
 pub(crate) use {
-    attend::{amx_vectors, vectors},
+    attend::vectors,
     tiles::{Amx, peak as tile_peak},
 };
 

@@ -14,9 +14,9 @@ use super::Vectors;
 use crate::Team;
 use std::ops::Range;
 
-/// Rows of a tile of outputs: those of a tile register.
-pub const ROWS: usize = 16;
-/// Columns of a tile: for eight rows, 24 vectors of sixteen sums stay in registers.
+/// Rows of a tile of outputs.
+pub const ROWS: usize = 8;
+/// Columns of a tile: 24 vectors of sixteen sums stay in registers.
 pub const COLS: usize = 48;
 /// Columns that are packed together: the rows, which come from further away, meet two panels.
 pub const WIDTH: usize = 2 * COLS;
